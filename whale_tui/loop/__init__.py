@@ -1,0 +1,1 @@
+"""The method: alternation, both phases, switching, acceptance, evaluation, ledger, state."""

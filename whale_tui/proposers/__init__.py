@@ -1,0 +1,1 @@
+"""Proposers: what writes candidates. Each reads the archive and returns proposals."""
