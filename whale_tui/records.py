@@ -15,7 +15,7 @@ Phase = Literal["weight", "harness"]
 Split = Literal["weight", "harness", "test"]
 Decision = Literal["accept", "reject", "invalid"]
 Purpose = Literal["train", "search", "smoke", "confirm", "look", "test"]
-OutcomeKind = Literal["scored", "accepted", "vetoed", "invalid", "crash", "timeout", "infra"]
+Outcome = Literal["scored", "accepted", "vetoed", "invalid", "crash", "timeout", "infra"]
 Condition = Literal["whale", "adaptive", "weight-only", "harness-only", "fst", "stagewise"]
 RunStatus = Literal["new", "running", "paused", "finished", "stopped"]
 
@@ -339,7 +339,7 @@ class CandidateScored(Event, tag="candidate_scored"):
 
 class CandidateOutcome(Event, tag="candidate_outcome"):
     harness: str
-    outcome: OutcomeKind
+    outcome: Outcome
     reason: str
     purpose: Purpose = "search"
     batch: Batch | None = None
@@ -347,10 +347,23 @@ class CandidateOutcome(Event, tag="candidate_outcome"):
     segment: str = ""
 
 
+class ProposalsIn(Event, tag="proposals_in"):
+    """The proposer's session for an iteration is over, with what it cost (tokens and dollars are its own)."""
+
+    iteration: int
+    candidates: list[str]
+    seconds: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    dollars: float = 0.0
+
+
 class IterationFinished(Event, tag="iteration_finished"):
     iteration: int
     best: str
     best_mean: float | None
+    measured: bool
+    """False where nothing was scored (all vetoed, infra): such an iteration is no "no improvement"."""
 
 
 class HarnessAccepted(Event, tag="harness_accepted"):
@@ -419,6 +432,7 @@ AnyEvent = (
     | CandidateChecked
     | CandidateScored
     | CandidateOutcome
+    | ProposalsIn
     | IterationFinished
     | HarnessAccepted
     | PhaseFinished
@@ -462,7 +476,7 @@ class Archived(Struct):
     parent: str
     hypothesis: str
     proposer: str
-    outcome: OutcomeKind | None
+    outcome: Outcome | None
     reason: str
     """The outcome's reason in words; for a veto, the person's own."""
     iteration: int
