@@ -7,6 +7,7 @@ each value, is kept in the run directory as config.toml and is itself a valid co
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -325,7 +326,7 @@ def document() -> Iterator[tuple[str, Any, str]]:
     for table, kind in get_type_hints(Config).items():
         defaults = msgspec.to_builtins(kind())
         body = classes[kind.__name__].body
-        for here, after in zip(body, body[1:], strict=False):
+        for here, after in itertools.pairwise(body):
             if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name) and isinstance(after, ast.Expr):
                 text = ast.literal_eval(after.value)
                 yield f"{table}.{here.target.id}", defaults.get(here.target.id), text

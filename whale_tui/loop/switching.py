@@ -19,7 +19,7 @@ Signal = Sequence[float | None]
 
 
 class Decision(Struct, frozen=True):
-    """What the rule says now. The counters are for the screen; `words` is what decided, why, and when it decides next."""
+    """What the rule says now. Counters are for the screen; `words` is what it decides, why, and when it decides next."""
 
     end: bool
     words: str
@@ -54,7 +54,7 @@ def fixed(settings: Settings, phase: Phase, signal: Signal, steps_per_epoch: int
     else:
         length, unit = settings.iterations, "iteration"
         why = f"I = {length}"
-    best, best_at = _best([v for v in signal], 1)
+    best, best_at = _best(signal)
     if done >= length:
         words = f"{_count(done, unit)} done: the phase ends ({why})"
     else:
@@ -76,7 +76,7 @@ def patience(settings: Settings, phase: Phase, signal: Signal) -> Decision:
         what = "best archive score"
 
     done, watched = len(signal), windowed(signal, window)
-    best, best_at = _best(watched, 1)
+    best, best_at = _best(watched)
     since = sum(v is not None for v in watched[best_at:]) if best_at is not None else 0
 
     counters = f"{unit} {done}, {what} best {best:.1%} at {unit} {best_at}, {since} of {wait} without a new best" if (
@@ -113,10 +113,10 @@ def windowed(signal: Signal, window: int) -> list[float | None]:
     return out
 
 
-def _best(values: Signal, first: int) -> tuple[float | None, int | None]:
+def _best(values: Signal) -> tuple[float | None, int | None]:
     """The highest value and the round that first reached it (a later equal one is no new best)."""
     best, at = None, None
-    for number, value in enumerate(values, first):
+    for number, value in enumerate(values, 1):
         if value is not None and (best is None or value > best):
             best, at = value, number
     return best, at
