@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
-from whale_tui.records import Brief, Episode, Split, Task, Verdict
+import msgspec
+
+from whale_tui.records import Brief, Demonstration, Episode, Split, Task, Verdict
+
+GROUP = "whale_tui.domains"
+"""Entry point group: a name -> a module with `build(options) -> Domain` and, where it takes options, `Options`."""
 
 Tool = Callable[..., Any]
 """A tool runs in the engine, on the host's side. It takes and returns JSON values; ValueError is the harness's to see
@@ -36,3 +49,97 @@ class Domain(Protocol):
 
 class DomainError(Exception):
     """The domain can't be loaded; the text names the file or key and the mend."""
+
+
+def names() -> list[str]:
+    """Every domain that a name alone finds: the built-in ones, then those of installed packages."""
+    here = Path(__file__).parent
+    built_in = sorted(folder.name for folder in here.iterdir() if (folder / "__init__.py").is_file())
+    return built_in + sorted({point.name for point in metadata.entry_points(group=GROUP)} - set(built_in))
+
+
+def load(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Domain:
+    """The domain called `name` (built in, or an entry point), or the one in the user's `folder`.
+
+    Its module gives `build(options) -> Domain`, and `Options`, a msgspec struct, where it takes options.
+    Raises DomainError with the nearest name or key and the mend.
+    """
+    module = _from_folder(name, folder) if folder is not None else _from_name(name)
+    domain: Domain = module.build(read_options(name, options or {}, getattr(module, "Options", NoOptions)))
+    return domain
+
+
+class NoOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """A domain without options."""
+
+
+def read_options(name: str, options: Mapping[str, Any], kind: type[Any]) -> Any:
+    """`options` as the struct `kind`. Raises DomainError with the key path, what is wrong and the nearest valid key."""
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    for key in options:
+        if key not in known:
+            raise DomainError(f"domain.options.{key}: the domain {name} has no such option{_nearest(key, known)}")
+    try:
+        return msgspec.convert(dict(options), kind)
+    except msgspec.ValidationError as error:
+        raise DomainError(f"domain.options of {name}: {str(error).replace('`$.', '`domain.options.')}") from error
+
+
+def read_h0(module_file: str) -> str:
+    """The text of `harness.py` beside a domain's module: it is run in the sealed worker, never imported."""
+    return _read(Path(module_file).with_name("harness.py"))
+
+
+def read_brief(module_file: str, tools: dict[str, str], demonstrations: Sequence[Demonstration]) -> Brief:
+    """`brief.md` beside a domain's module, with what its tools do and demonstrations that belong to no split."""
+    return Brief(text=_read(Path(module_file).with_name("brief.md")), tools=tools, demonstrations=list(demonstrations))
+
+
+def _from_name(name: str) -> ModuleType:
+    known = names()
+    if name not in known:
+        raise DomainError(f"domain {name!r} is not known{_nearest(name, known)}; a domain of your own is named by its folder")
+    points = list(metadata.entry_points(group=GROUP, name=name))
+    built_in = importlib.util.find_spec(f"{GROUP}.{name}") is not None
+    try:
+        module = importlib.import_module(f"{GROUP}.{name}") if built_in else points[0].load()
+    except ImportError as error:
+        raise DomainError(f"domain {name}: its module can't be imported: {error}") from error
+    return _checked(module, name)
+
+
+def _from_folder(name: str, folder: Path) -> ModuleType:
+    file = folder / "domain.py"
+    if not file.is_file():
+        raise DomainError(f"domain {name}: {file} does not exist; a domain's folder holds a domain.py")
+    spec = importlib.util.spec_from_file_location(f"whale_tui_domain_{re.sub(r'[^0-9a-zA-Z_]', '_', name)}", file)
+    if spec is None or spec.loader is None:
+        raise DomainError(f"domain {name}: {file} can't be read as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise DomainError(f"domain {name}: {file} fails to load: {type(error).__name__}: {error}") from error
+    return _checked(module, name)
+
+
+def _checked(module: ModuleType, name: str) -> ModuleType:
+    if not callable(getattr(module, "build", None)):
+        raise DomainError(f"domain {name}: {module.__file__} does not define build(options) -> Domain")
+    return module
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there is {', '.join(known)}" if known else "; it takes none"
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DomainError(f"{file} can't be read: {error.strerror or error}") from error

@@ -1,0 +1,39 @@
+"""One search with the question passed on, one passage cut short, the answer in tags."""
+
+import re
+
+SYSTEM = ""
+TURN = "{passages}\nQuestion: {question}\nAnswer the question from the passage, inside <answer> and </answer>."
+PASSAGE = "{text}"
+EXAMPLES = []
+SEARCH_K = 1
+PASSAGE_CHARS = 120
+MAX_TOKENS = 32
+STOP = []
+
+
+def query(task):
+    return task["question"]
+
+
+def ask(task, tools):
+    found = tools.search(query(task), SEARCH_K)
+    passages = "\n".join(PASSAGE.format(title=p["title"], text=p["text"][:PASSAGE_CHARS]) for p in found)
+    return TURN.format(passages=passages, question=task["question"])
+
+
+def messages(turn):
+    chat = [{"role": "system", "content": SYSTEM}] if SYSTEM else []
+    for user, assistant in EXAMPLES:
+        chat += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    return [*chat, {"role": "user", "content": turn}]
+
+
+def parse(text):
+    tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return tagged[-1].strip() if tagged else ""
+
+
+def run(task, model, tools):
+    reply = model.chat(messages(ask(task, tools)), max_tokens=MAX_TOKENS, stop=STOP)
+    return parse(reply.text)
