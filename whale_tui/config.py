@@ -117,6 +117,8 @@ class Harness(Struct, forbid_unknown_fields=True, kw_only=True):
     """Candidates of one iteration (M)."""
     confirm: Count = 0
     """More episodes per task for leader and runner-up before one is accepted. 0: the paper's rule."""
+    revisit: Count = 0
+    """Best archived harnesses to measure again beside the incoming one when the policy is new. 0: the paper's rule."""
     approval: Literal["auto", "before-eval", "before-accept"] = "auto"
     """Where a person approves or vetoes: nowhere, before a candidate costs episodes, or before it is accepted."""
     approval_timeout: Annotated[float, Meta(ge=0)] = 0.0

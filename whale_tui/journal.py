@@ -102,6 +102,7 @@ class Journal:
                 self.db.execute("PRAGMA synchronous=FULL")
                 self.db.executescript(_SCHEMA)
             last = self.db.execute("SELECT seq, chain FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            self._segment = int(self.db.execute("SELECT max(segment) FROM episodes").fetchone()[0] or 0)
         except sqlite3.Error as error:
             raise JournalError(_unreadable(path, error)) from None
         self.seq: int = last[0] if last else 0
@@ -113,10 +114,10 @@ class Journal:
     # -------------------------------------------------------------------------------------------------- writing
 
     def write_segment(self, episodes: Sequence[Episode], name: str = "") -> Segment:
-        """Put the token-level records on disk. A segment that no event came to name is overwritten by the next."""
+        """Put the token-level records on disk. After a restart, segments that no event came to name are overwritten."""
         if not name:
-            newest = self.db.execute("SELECT max(segment) FROM episodes").fetchone()[0]
-            name = f"{int(newest or 0) + 1:08d}"
+            self._segment += 1
+            name = f"{self._segment:08d}"
         compressor = zstandard.ZstdCompressor(level=3)
         data, places = bytearray(), []
         for start in range(0, len(episodes), FRAME):

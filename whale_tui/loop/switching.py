@@ -19,7 +19,7 @@ Signal = Sequence[float | None]
 
 
 class Decision(Struct, frozen=True):
-    """What the rule says now. Counters are for the screen; `words` is what it decides, why, and when it decides next."""
+    """What the rule says now: counters for the screen, and in `words` what it decides, why, and when it does next."""
 
     end: bool
     words: str

@@ -1,0 +1,322 @@
+"""The alternation: what to do next, as a pure function of the run's state (method.md).
+
+The engine does what `next_action` says, writes down what came of it, and asks again. Nothing else decides. A run that
+was killed asks with the state that its journal yields, and gets the same answer.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from whale_tui.config import Config
+from whale_tui.loop import switching
+from whale_tui.loop.state import Candidate, RunState
+from whale_tui.records import Phase, Settings
+
+
+class Look(Struct, frozen=True):
+    """Sample a few training episodes under h0, to see which phase should come first."""
+
+
+class StartPhase(Struct, frozen=True):
+    phase: Phase
+    cycle: int
+    reason: str
+
+
+class SampleStep(Struct, frozen=True):
+    step: int
+
+
+class TrainStep(Struct, frozen=True):
+    """The open step's episodes are in the journal: update on the accepted ones and publish."""
+
+
+class Evaluate(Struct, frozen=True):
+    """Run harnesses on D_harness under the current policy, together."""
+
+    harnesses: tuple[str, ...]
+
+
+class Confirm(Struct, frozen=True):
+    """More episodes for leader and runner-up before one is accepted."""
+
+    harnesses: tuple[str, ...]
+
+
+class Propose(Struct, frozen=True):
+    iteration: int
+
+
+class Check(Struct, frozen=True):
+    harnesses: tuple[str, ...]
+
+
+class Ask(Struct, frozen=True):
+    """Wait for a person to decide on candidates, or for the approval timeout."""
+
+    harnesses: tuple[str, ...]
+    before: str
+    """ "eval" or "accept"."""
+
+
+class EndIteration(Struct, frozen=True):
+    iteration: int
+    best: str
+    mean: float | None
+    measured: bool
+
+
+class EndPhase(Struct, frozen=True):
+    """Close the phase; in a harness phase `accept` becomes the harness (it may be the one that was there)."""
+
+    reason: str
+    accept: str = ""
+
+
+class Test(Struct, frozen=True):
+    """Measure the current pair on D_test."""
+
+    __test__ = False
+
+    label: str
+
+
+class Finish(Struct, frozen=True):
+    reason: str
+
+
+Action = (
+    Look | StartPhase | SampleStep | TrainStep | Evaluate | Confirm | Propose | Check | Ask | EndIteration | EndPhase
+    | Test | Finish
+)  # fmt: skip
+
+
+def next_action(state: RunState, config: Config) -> Action:
+    """What the run does now. Raises ValueError for a state in which a run has not started."""
+    if state.settings is None:
+        raise ValueError("the run has not started")
+    if state.phase == "weight":
+        return _weight(state, config, state.settings)
+    if state.phase == "harness":
+        return _harness(state, config, state.settings)
+    return _between(state, config, state.settings)
+
+
+# ---------------------------------------------------------------------------------------------------- between phases
+
+
+def _between(state: RunState, config: Config, settings: Settings) -> Action:
+    untested = config.test.samples and not state.test_of(state.policy_hash, _harness_hash(state))
+    if not state.phases:
+        if untested:
+            return Test("start")
+        if _alternates(state) and config.run.first_phase == "auto" and state.looked is None:
+            return Look()
+    phase, cycle, reason = _following(state, config)
+    over = _over(state, config, settings, phase, cycle)
+    ended = state.phases[-1] if state.phases else None
+    due = config.test.at == "phases" or (config.test.at == "cycles" and ended and ended.phase == "harness")
+    if ended and untested and (over or due):
+        return Test("end" if over else f"cycle {state.cycle}")
+    return Finish(over) if over else StartPhase(phase, cycle, reason)
+
+
+def _following(state: RunState, config: Config) -> tuple[Phase, int, str]:
+    """The phase that comes next, its cycle, and why. A cycle begins with its weight phase."""
+    if state.condition == "weight-only":
+        return "weight", state.cycle + 1, "condition weight-only"
+    if state.condition == "harness-only":
+        return "harness", state.cycle + 1, "condition harness-only"
+    if not state.phases:
+        first = state.first_phase or ("harness" if config.run.first_phase == "harness" else "weight")
+        if state.condition == "stagewise":
+            first = "weight"
+        why = _look_words(state, config) if state.looked else f"first_phase = {config.run.first_phase}"
+        return first, 1 if first == "weight" else 0, why
+    if state.phases[-1].phase == "weight":
+        if state.condition == "stagewise" and not _stage_over(state, config, state.settings):
+            return "weight", state.cycle + 1, "stagewise: the weight budget comes first"
+        if state.pinned and config.harness.while_pinned == "skip":
+            return "weight", state.cycle + 1, f"{state.pinned} is pinned: the harness phase is skipped"
+        return "harness", state.cycle, "after the weight phase"
+    if state.condition == "stagewise":
+        return "harness", state.cycle + 1, "stagewise: the harness budget comes second"
+    return "weight", state.cycle + 1, "after the harness phase"
+
+
+def _over(state: RunState, config: Config, settings: Settings, phase: Phase, cycle: int) -> str:
+    """Why no further phase starts, or nothing."""
+    if config.run.cycles and cycle > config.run.cycles:
+        return f"{config.run.cycles} cycles done"
+    need = step_cost(config) if phase == "weight" else iteration_cost(state, config, settings, state.iteration == 0)
+    left = settings.budget_episodes - state.budget_used
+    if need > left:
+        what = "step" if phase == "weight" else "iteration"
+        return f"budget spent: {left} episodes left, the next {what} needs {need}"
+    return ""
+
+
+def _alternates(state: RunState) -> bool:
+    return state.condition in ("whale", "adaptive", "fst")
+
+
+def _stage_over(state: RunState, config: Config, settings: Settings | None) -> bool:
+    """Stagewise: whether the weight half of the budget is spent."""
+    budget = settings.budget_episodes if settings else 0
+    return state.budget_used + step_cost(config) > budget * config.schedule.stagewise_weight_share
+
+
+def _look_words(state: RunState, config: Config) -> str:
+    looked = state.looked
+    if looked is None:
+        return ""
+    share = f"h0 accepts {looked.accepted} of {looked.episodes} episodes"
+    if state.first_phase == "harness":
+        return (
+            f"{share}, under {config.run.look_share:.0%}: weight training would have nothing to keep, so search first"
+        )
+    return f"{share}: enough to train on, so weights first"
+
+
+def first_phase_of(accepted: int, episodes: int, config: Config) -> Phase:
+    """The rule of `first_phase = "auto"` (method.md, "Which phase comes first")."""
+    return "harness" if accepted < config.run.look_share * episodes else "weight"
+
+
+# -------------------------------------------------------------------------------------------------------- the phases
+
+
+def _weight(state: RunState, config: Config, settings: Settings) -> Action:
+    if state.open_step is not None:
+        return TrainStep()
+    if state.switch:
+        return EndPhase(_switched(state))
+    empty = state.phases[-1].empty_in_a_row
+    if empty >= config.weight.empty_steps:
+        return EndPhase(f"{empty} steps in a row with nothing accepted: there is nothing to train on")
+    decision = switching.decide(state)
+    if decision.end:
+        return EndPhase(decision.words)
+    left = settings.budget_episodes - state.budget_used
+    if step_cost(config) > left:
+        return EndPhase(f"budget: {left} episodes left, a step needs {step_cost(config)}")
+    if state.condition == "stagewise" and state.step and _stage_over(state, config, settings):
+        return EndPhase("stagewise: the weight budget is spent")
+    return SampleStep(state.step + 1)
+
+
+def _harness(state: RunState, config: Config, settings: Settings) -> Action:
+    if state.switch == "now":
+        return _close(state, config, settings, _switched(state))
+    if state.pinned and config.harness.while_pinned == "skip":
+        return _close(state, config, settings, "a harness was pinned")
+    if state.iteration == 0:
+        return _first_iteration(state, config, settings)
+    waiting = state.undecided()
+    unchecked = tuple(c.id for c in waiting if not c.checked)
+    if unchecked:
+        return Check(unchecked)
+    if settings.approval == "before-eval":
+        asked = tuple(c.id for c in waiting if not c.decided and c.proposer != "person")
+        if asked:
+            return Ask(asked, "eval")
+    if waiting:
+        need = len(waiting) * state.splits["harness"]
+        if need > settings.budget_episodes - state.budget_used:
+            return _close(state, config, settings, f"budget: {len(waiting)} candidates need {need} episodes")
+        return Evaluate(tuple(c.id for c in waiting))
+    if state.proposed_for > state.iteration:
+        ranking = state.ranking()
+        measured = any(
+            c.iteration == state.proposed_for and c.cycle == state.cycle and state.policy_hash in c.scores
+            for c in state.harnesses.values()
+        )
+        return EndIteration(
+            state.iteration + 1,
+            ranking[0].id if ranking else state.harness,
+            ranking[0].mean(state.policy_hash) if ranking else None,
+            measured,
+        )
+    if state.switch:
+        return _close(state, config, settings, _switched(state))
+    decision = switching.decide(state)
+    if decision.end:
+        return _close(state, config, settings, decision.words)
+    left = settings.budget_episodes - state.budget_used
+    need = iteration_cost(state, config, settings, first=False)
+    if need > left:
+        return _close(state, config, settings, f"budget: {left} episodes left, an iteration needs up to {need}")
+    return Propose(state.iteration + 1)
+
+
+def _first_iteration(state: RunState, config: Config, settings: Settings) -> Action:
+    """Iteration 1 measures the incoming harness under the new policy, and the incumbents that matter."""
+    now = state.policy_hash
+    due = tuple(h for h in [state.harness, *_revisited(state, config)] if now not in state.harnesses[h].scores)
+    if due and not state.switch:
+        return Evaluate(due)
+    ranking = state.ranking()
+    best = ranking[0] if ranking else None
+    return EndIteration(1, best.id if best else state.harness, best.mean(now) if best else None, best is not None)
+
+
+def _revisited(state: RunState, config: Config) -> list[str]:
+    """The archive's best others under the policy that most of them were last measured under."""
+    last: dict[str, float] = {}
+    order = {v.hash: n for n, v in enumerate(state.versions.values())}
+    newest = max(
+        (order.get(h, -1) for c in state.harnesses.values() for h in c.scores if h != state.policy_hash), default=None
+    )
+    for candidate in state.harnesses.values():
+        for policy_hash in candidate.scores:
+            mean = candidate.mean(policy_hash)
+            if order.get(policy_hash) == newest and mean is not None and candidate.outcome in ("scored", "accepted"):
+                last[candidate.id] = mean
+    others = sorted((h for h in last if h != state.harness), key=lambda h: (-last[h], h))
+    return others[: config.harness.revisit]
+
+
+def _close(state: RunState, config: Config, settings: Settings, reason: str) -> Action:
+    """The acceptance rule: the best of the ranking, confirmed and approved where that is asked for."""
+    if state.pinned:
+        return EndPhase(f"{reason}; {state.pinned} is pinned, so nothing is accepted", state.harness)
+    ranking = state.ranking()
+    if not ranking:
+        return EndPhase(f"{reason}; nothing was measured, so {state.harness} stays", state.harness)
+    leader, now = ranking[0], state.policy_hash
+    if config.harness.confirm and leader.id != state.harness and state.switch != "now":
+        due = tuple(c.id for c in ranking[:2] if now not in c.confirms)
+        need = len(due) * config.harness.confirm * state.splits["harness"]
+        if due and need <= settings.budget_episodes - state.budget_used:
+            return Confirm(due)
+    if settings.approval == "before-accept" and leader.id != state.harness and not _may_be_accepted(leader):
+        return Ask((leader.id,), "accept")
+    return EndPhase(reason, leader.id)
+
+
+def _may_be_accepted(candidate: Candidate) -> bool:
+    return candidate.confirmed or candidate.outcome == "accepted" or candidate.proposer == "person"
+
+
+def _switched(state: RunState) -> str:
+    return f"switched by {state.switch_by}" + (" at once" if state.switch == "now" else " at a safe point")
+
+
+def _harness_hash(state: RunState) -> str:
+    return state.harnesses[state.harness].source_hash
+
+
+# ------------------------------------------------------------------------------------------------------------- costs
+
+
+def step_cost(config: Config) -> int:
+    """Episodes of one step."""
+    return config.weight.prompts_per_step * config.weight.samples_per_task
+
+
+def iteration_cost(state: RunState, config: Config, settings: Settings, first: bool) -> int:
+    """Most episodes that one iteration can take: a smoke episode and an evaluation for each candidate."""
+    if first:
+        return (1 + config.harness.revisit) * state.splits["harness"]
+    return settings.candidates * (state.splits["harness"] + 1)
