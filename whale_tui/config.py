@@ -79,6 +79,8 @@ class Rollout(Struct, forbid_unknown_fields=True, kw_only=True):
     """Most policy calls of one episode."""
     max_episode_tokens: Positive = 8192
     """Most sampled tokens of one episode."""
+    max_context: Positive = 8192
+    """Most tokens of one call, prompt and answer together; at most what the model was made for."""
     episode_seconds: Annotated[float, Meta(gt=0)] = 120.0
     """Wall seconds that a harness may compute between two calls before its episode is cut as a timeout."""
     max_rows: Positive = 256

@@ -1,0 +1,184 @@
+"""The controls: what a person's command means for a run, as a pure function of its state.
+
+`plan` says what a command would do and which events it commits. The engine commits them at once; the alternation
+then does what the new state asks for. A refusal changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from whale_tui import records as r
+from whale_tui.loop.state import RunState
+from whale_tui.records import Settings
+
+
+class Refused(Exception):
+    """The command can't be done now; the text says why and what would."""
+
+
+class Plan(Struct):
+    """`events` follow the command's own event in one commit. `interrupt`: drop what is in flight."""
+
+    effect: str
+    events: list[r.AnyEvent] = []
+    args: dict[str, Any] = {}
+    interrupt: bool = False
+
+
+class Control(Struct, frozen=True):
+    """One control, as help, completion and key bindings show it."""
+
+    name: str
+    help: str
+    args: tuple[str, ...]
+    plan: Callable[[RunState, dict[str, Any], str], Plan]
+
+
+def plan(state: RunState, what: str, args: dict[str, Any], who: str) -> Plan:
+    """What a command would do. Raises Refused."""
+    control = CONTROLS.get(what)
+    if control is None:
+        raise Refused(f"no command {what!r}; there are {', '.join(CONTROLS)}")
+    if state.status in ("finished", "stopped"):
+        raise Refused(f"the run is {state.status}: {state.reason}")
+    unknown = set(args) - set(control.args)
+    if unknown and what != "set":
+        takes = ", ".join(control.args) or "nothing"
+        raise Refused(f"{what} takes {takes}, not {', '.join(sorted(unknown))}")
+    planned = control.plan(state, args, who)
+    planned.args = planned.args or args
+    return planned
+
+
+def _pause(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    if state.status == "paused":
+        return Plan(effect="already paused")
+    return Plan(effect="pauses at the next safe point", events=[r.Paused(reason=f"by {who}")])
+
+
+def _resume(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    if state.status != "paused":
+        return Plan(effect="already running")
+    return Plan(effect="goes on now", events=[r.Resumed(reason=f"by {who}")])
+
+
+def _switch(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    if state.phase is None:
+        raise Refused("no phase is running: there is nothing to switch from")
+    now = bool(args.get("now"))
+    if now:
+        effect = f"the {state.phase} phase ends now; episodes in flight are dropped and not counted"
+    else:
+        unit = f"step {state.step + 1}" if state.phase == "weight" else f"iteration {state.iteration + 1}"
+        effect = f"the {state.phase} phase ends after {unit}"
+    return Plan(effect=effect, args={"now": now}, interrupt=now)
+
+
+def _pin(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    harness = str(args.get("harness") or state.harness)
+    candidate = _candidate(state, harness)
+    if candidate.outcome in ("invalid", "crash", "timeout"):
+        raise Refused(f"{harness} can't be pinned: it is {candidate.outcome} ({candidate.reason})")
+    if state.pinned == harness:
+        return Plan(effect=f"{harness} is already pinned", args={"harness": harness})
+    change = "" if harness == state.harness else f", in place of {state.harness} from the next step on"
+    return Plan(effect=f"{harness} stays until it is unpinned{change}", args={"harness": harness})
+
+
+def _unpin(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    return Plan(effect=f"{state.pinned} is no longer pinned" if state.pinned else "nothing was pinned")
+
+
+def _approve(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    candidate = _candidate(state, str(args.get("harness", "")))
+    if candidate.outcome not in (None, "scored"):
+        raise Refused(f"{candidate.id} is {candidate.outcome}: it can't be approved")
+    if candidate.decided == "approved" and (candidate.confirmed or not candidate.scores):
+        return Plan(effect=f"{candidate.id} is already approved by {candidate.decided_by}")
+    return Plan(effect=f"{candidate.id} {'may be accepted' if candidate.scores else 'will be evaluated'}")
+
+
+def _veto(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    candidate = _candidate(state, str(args.get("harness", "")))
+    reason = str(args.get("reason", "")).strip()
+    if candidate.outcome == "vetoed":
+        return Plan(effect=f"{candidate.id} is already vetoed by {candidate.decided_by}")
+    if candidate.outcome not in (None, "scored"):
+        raise Refused(f"{candidate.id} is {candidate.outcome}: it can't be vetoed")
+    if not reason:
+        raise Refused("a veto needs a reason: the proposer reads it")
+    return Plan(
+        effect=f"{candidate.id} is vetoed; its reason goes to the next proposal",
+        args={"harness": candidate.id, "reason": reason},
+        events=[r.CandidateOutcome(harness=candidate.id, outcome="vetoed", reason=reason)],
+    )
+
+
+def _rollback(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    policy, harness = str(args.get("policy") or state.policy), str(args.get("harness") or state.harness)
+    if policy not in state.versions:
+        raise Refused(f"no policy version {policy}; there are {', '.join(state.versions)}")
+    _candidate(state, harness)
+    if state.open_step is not None:
+        raise Refused("a step is being trained: wait for it, or switch --now first")
+    return Plan(
+        effect=f"goes on from {policy} with {harness} at the next safe point",
+        args={"policy": policy, "harness": harness},
+        interrupt=True,
+    )
+
+
+def _set(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    if not args or state.settings is None:
+        raise Refused(f"set KEY=VALUE; keys: {', '.join(Settings.__struct_fields__)}")
+    known = set(Settings.__struct_fields__)
+    for key in args:
+        if key not in known:
+            raise Refused(f"no setting {key!r}; there are {', '.join(sorted(known))}")
+    try:
+        changed = msgspec.convert(msgspec.to_builtins(state.settings) | args, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(f"set: {error}") from None
+    values = {key: getattr(changed, key) for key in args}
+    for key, value in values.items():
+        if isinstance(value, int | float) and value <= 0 and key != "approval_timeout":
+            raise Refused(f"{key} must be above 0")
+    words = ", ".join(f"{k} {getattr(state.settings, k)} -> {v}" for k, v in values.items())
+    return Plan(effect=f"{words}, from the next decision on", args=values)
+
+
+def _stop(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    return Plan(
+        effect="stops now, resumable; episodes in flight are dropped and not counted",
+        events=[r.RunFinished(status="stopped", reason=f"by {who}")],
+        interrupt=True,
+    )
+
+
+def _candidate(state: RunState, harness: str) -> Any:
+    try:
+        return state.harnesses[harness]
+    except KeyError:
+        raise Refused(f"no harness {harness or '(none given)'}; there are {', '.join(state.harnesses)}") from None
+
+
+CONTROLS = {
+    c.name: c
+    for c in (
+        Control("pause", "stop at the next safe point until resumed", (), _pause),
+        Control("resume", "go on after a pause", (), _resume),
+        Control("switch", "end the phase at the next safe point, or at once (now)", ("now",), _switch),
+        Control("pin", "keep a harness in place: harness phases are skipped", ("harness",), _pin),
+        Control("unpin", "let the search change the harness again", (), _unpin),
+        Control("approve", "let a waiting candidate go on", ("harness",), _approve),
+        Control("veto", "refuse a candidate, with a reason for the proposer", ("harness", "reason"), _veto),
+        Control("rollback", "go on from an earlier pair", ("policy", "harness"), _rollback),
+        Control("set", "change a setting for the phases to come", tuple(Settings.__struct_fields__), _set),
+        Control("stop", "end the run, resumable", (), _stop),
+    )
+}
