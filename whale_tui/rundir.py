@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 from msgspec import Struct
 
 FORMAT = 1
@@ -38,8 +37,8 @@ class EngineInfo(Struct):
 
 
 def runs_folder() -> Path:
-    """Where runs live: $WHALE_RUNS, or the user's data folder."""
-    return Path(os.environ.get("WHALE_RUNS") or Path(platformdirs.user_data_dir("whale-tui")) / "runs")
+    """Where new runs go: $WHALE_RUNS, or `runs` in the current folder."""
+    return Path(os.environ.get("WHALE_RUNS") or "runs")
 
 
 class RunDir:

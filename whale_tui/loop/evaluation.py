@@ -1,0 +1,63 @@
+"""Measuring pairs: mean@k on D_test with an interval, and the difference of two scores on the same tasks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from whale_tui.records import Episode
+
+RESAMPLES = 2000
+
+
+class Interval(Struct, frozen=True):
+    mean: float
+    low: float
+    high: float
+
+
+class Difference(Struct, frozen=True):
+    """One harness against another on the tasks both have results for."""
+
+    interval: Interval
+    won: list[str]
+    lost: list[str]
+    tasks: int
+
+
+def results(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Task -> rewards of its non-invalid episodes. Tasks without one are left out."""
+    out: dict[str, list[float]] = {}
+    for episode in episodes:
+        if episode.reward is not None:
+            out.setdefault(episode.task, []).append(episode.reward)
+    return out
+
+
+def mean_at_k(by_task: Mapping[str, Sequence[float]]) -> Interval:
+    """Mean over tasks of the mean reward, with a 95% percentile bootstrap over tasks (same data, same answer)."""
+    return bootstrap([sum(v) / len(v) for v in by_task.values() if v])
+
+
+def difference(ours: Mapping[str, Sequence[float]], theirs: Mapping[str, Sequence[float]]) -> Difference:
+    """Paired by task: the mean difference with its interval, and the tasks won and lost."""
+    both = sorted(task for task in set(ours) & set(theirs) if ours[task] and theirs[task])
+    deltas = {t: sum(ours[t]) / len(ours[t]) - sum(theirs[t]) / len(theirs[t]) for t in both}
+    return Difference(
+        interval=bootstrap(list(deltas.values())),
+        won=[t for t in both if deltas[t] > 0],
+        lost=[t for t in both if deltas[t] < 0],
+        tasks=len(both),
+    )
+
+
+def bootstrap(values: Sequence[float]) -> Interval:
+    """Mean and 95% percentile interval over resamples of the values. All zero for no values."""
+    n = len(values)
+    if n == 0:
+        return Interval(0.0, 0.0, 0.0)
+    draw = random.Random(n)
+    means = sorted(sum(draw.choices(values, k=n)) / n for _ in range(RESAMPLES))
+    return Interval(sum(values) / n, means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1])
