@@ -1,4 +1,4 @@
-"""The contract of a harness: what its one file must define, what it is given, what it may import. As data and as text."""
+"""The contract of a harness, as data and as text: what its file defines, what it is given, what it may import."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ SOURCE_BYTES = 64_000
 """The largest harness. The proposer reads a whole archive of them."""
 
 MODULES = frozenset(
-    """__future__ abc array ast base64 binascii bisect calendar cmath collections collections.abc colorsys contextlib copy
-    csv dataclasses datetime decimal difflib enum fractions functools graphlib hashlib heapq hmac html html.entities
-    html.parser io itertools json keyword math numbers operator pprint random re reprlib shlex statistics string struct
-    textwrap traceback types typing unicodedata urllib.parse xml.etree.ElementTree zlib""".split()
+    """__future__ abc array ast base64 binascii bisect calendar cmath collections collections.abc colorsys
+    contextlib copy csv dataclasses datetime decimal difflib enum fractions functools graphlib hashlib heapq
+    hmac html html.entities html.parser io itertools json keyword math numbers operator pprint random re reprlib
+    shlex statistics string struct textwrap traceback types typing unicodedata urllib.parse
+    xml.etree.ElementTree zlib""".split()  # noqa: SIM905
 )
 """Modules that a harness may import: pure computation, nothing that waits, watches a clock or reaches outside."""
 
@@ -42,12 +43,12 @@ class Reply(Struct):
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
-    calls_left: int | None = None
-    tokens_left: int | None = None
+    remaining_calls: int | None = None
+    remaining_tokens: int | None = None
 
 
 class BudgetExceeded(Exception):
-    """Raised by the engine's side of a call when the episode has no calls, tokens or episodes left; the text says which."""
+    """Raised by the engine's side of a call when the episode has no calls or tokens left; the text says which."""
 
 
 class ToolError(Exception):
@@ -83,7 +84,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def preload(source: str) -> tuple[list[str], list[str]]:
-    """What a worker imports before it is sealed: the allowed modules that a harness names, and what these import later."""
+    """What a worker imports before the seal: the allowed modules that a harness names, and what these import later."""
     try:
         named = {name for name, _ in imports(ast.parse(source))} & MODULES
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,7 +1,7 @@
 """The program inside a sealed worker: `python -I -S inside.py`, three pipes, an empty environment.
 
 The engine sends one JSON line to set it up, then one per event; it answers in JSON lines. It imports what its harness
-names, seals itself, and only then runs the harness, a thread for every episode. It needs the standard library and seal.py.
+names, seals itself, and only then runs the harness, a thread for every episode. Beside it lies seal.py, all it needs.
 Nothing here protects the engine: what leaves this process is hostile to it, and worker.py believes none of it.
 """
 
@@ -60,7 +60,7 @@ class Reply:
         self.__dict__.update(fields)
 
     def __repr__(self):
-        return f"Reply(text={self.text!r}, finish_reason={self.finish_reason!r})"
+        return f"Reply({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 class Model:
@@ -69,7 +69,7 @@ class Model:
 
     def chat(self, messages, *, max_tokens=None, stop=None, thinking=None):
         fields = self._ask(type="chat", messages=list(messages), max_tokens=max_tokens, stop=stop, thinking=thinking)
-        self.remaining = Remaining(fields.pop("calls_left"), fields.pop("tokens_left"))
+        self.remaining = Remaining(fields.pop("remaining_calls"), fields.pop("remaining_tokens"))
         return Reply(fields)
 
 
@@ -78,10 +78,10 @@ class Tools:
         self._ask, self._names = ask, names
 
     def __dir__(self):
-        return self._names
+        return self._names or []
 
     def __getattr__(self, name):
-        if name not in self._names:
+        if self._names is not None and name not in self._names:
             raise AttributeError(f"there is no tool {name!r}; there are: {', '.join(self._names) or 'none'}")
         return lambda *args, **kwargs: self._ask(type="tool", name=name, args=args, kwargs=kwargs)
 
@@ -171,7 +171,7 @@ class Inside:
 
     def episode(self, number, start, inbox) -> None:
         """One episode, in a thread of its own."""
-        stopped = []
+        stopped: list[bool] = []
 
         def ask(**message):
             if stopped or not inbox.empty():
@@ -188,7 +188,7 @@ class Inside:
 
         try:
             self.send(type="begin", ep=number, thread=_thread.get_native_id())
-            task, remaining = read_only(start["task"]), Remaining(start["calls_left"], start["tokens_left"])
+            task, remaining = read_only(start["task"]), Remaining(start["remaining_calls"], start["remaining_tokens"])
             answer = self.module()["run"](task, Model(ask, remaining), Tools(ask, start["tools"]))
             if not isinstance(answer, str):
                 raise TypeError(f"run() must return a str, not {type(answer).__name__}")
@@ -209,7 +209,8 @@ class Inside:
                 if number in self.inboxes:
                     self.inboxes[number].put(message)
                 continue
-            self.inboxes[number] = inbox = SimpleQueue()
+            inbox: SimpleQueue = SimpleQueue()
+            self.inboxes[number] = inbox
             try:
                 _thread.start_new_thread(self.episode, (number, start, inbox))
             except (RuntimeError, MemoryError):

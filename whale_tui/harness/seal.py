@@ -11,13 +11,14 @@ import os
 PROT_EXEC = 0x4
 THREAD = 0x00000100 | 0x00000800 | 0x00010000  # CLONE_VM, CLONE_SIGHAND, CLONE_THREAD
 APART = 0x7E020080 | 0x00002000 | 0x00004000  # every new namespace, CLONE_PTRACE, CLONE_VFORK
-ALLOWED = """munmap mremap brk madvise futex rt_sigprocmask rt_sigreturn set_robust_list rseq restart_syscall sched_yield
-clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday getrandom gettid getpid exit exit_group""".split()
+ALLOWED = """munmap mremap brk madvise futex rt_sigprocmask rt_sigreturn set_robust_list rseq restart_syscall
+sched_yield clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday getrandom gettid getpid exit
+exit_group""".split()  # noqa: SIM905
 """Memory, threads, time, exit. Reading, writing, mapping and starting threads have a rule of their own below."""
 
 
 def filter_program() -> bytes:
-    """The seccomp filter as BPF, made on the engine's side. Raises ImportError, RuntimeError or OSError without libseccomp."""
+    """The seccomp filter as BPF, made by the engine. ImportError, RuntimeError or OSError without libseccomp."""
     import tempfile
 
     import pyseccomp as sc
