@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from whale_tui import records as r
 from whale_tui.records import Episode
+
+if TYPE_CHECKING:
+    from whale_tui.loop.run import Run
 
 RESAMPLES = 2000
 
@@ -61,3 +66,22 @@ def bootstrap(values: Sequence[float]) -> Interval:
     draw = random.Random(n)
     means = sorted(sum(draw.choices(values, k=n)) / n for _ in range(RESAMPLES))
     return Interval(sum(values) / n, means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1])
+
+
+async def test(run: Run, label: str) -> None:
+    """mean@k of the current pair on D_test. It influences nothing."""
+    from whale_tui.loop.rollouts import Job
+
+    state, samples = run.state, run.config.test.samples
+    subject, version = run.subject(state.harness), state.versions[state.policy]
+    jobs = [Job(task, subject, k) for task in run.tasks["test"] for k in range(samples)]
+    episodes, batch = await run.episodes(jobs, "test", f"testing {version.name} x {subject.id} on D_test")
+    by_task = results(episodes)
+    interval = mean_at_k(by_task)
+    score = r.TestScore(
+        policy=version.name, harness=subject.id, policy_hash=version.hash, harness_hash=subject.hash,
+        mean=interval.mean, low=interval.low, high=interval.high, n=len(by_task), samples=samples,
+        pass_at=batch.pass_at or 0.0, label=label,
+    )  # fmt: skip
+    segment = run.journal.write_segment(episodes)
+    run.record(r.TestScored(score=score, batch=batch, segment=segment.name), segments=[segment])
