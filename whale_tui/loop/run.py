@@ -212,6 +212,11 @@ class Run:
         self._failures += 1
         self.served = ""
         self.record(r.Failure(kind=failure.kind, detail=failure.detail))
+        if failure.kind == "artifact-corrupt":
+            earlier = [v.name for v in self.state.versions.values() if v.name != self.state.policy]
+            back = f"; go back with: whale-tui ctl {self.rundir.name} rollback policy={earlier[-1]}" if earlier else ""
+            self.record(r.Paused(reason=f"{failure.detail}{back}, then resume"))
+            return
         if self._failures >= FAILURES_IN_A_ROW:
             self._failures = 0
             self.record(

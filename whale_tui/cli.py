@@ -1,0 +1,301 @@
+"""The command line. Each command loads only what it needs, so that help and errors come at once.
+
+Exit codes: 0 done; 1 it failed (the message says what and the mend); 2 the command line is wrong; 3 a control was
+refused; 4 no engine runs; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from whale_tui import __version__
+
+FAILED, WRONG, REFUSED, NO_ENGINE, INTERRUPTED = 1, 2, 3, 4, 130
+
+app = App(
+    name="whale-tui",
+    help="Alternate fine-tuning a small language model with searching the code of its harness: watch, steer, resume.",
+    version=__version__,
+    help_format="plaintext",
+)
+
+
+def main() -> None:
+    sys.exit(_guarded(sys.argv[1:]))
+
+
+def _guarded(tokens: list[str]) -> int:
+    """Run a command; what a person can mend becomes one line on stderr."""
+    from whale_tui.config import ConfigError
+    from whale_tui.journal import JournalError
+    from whale_tui.rundir import RunDirError
+
+    try:
+        return int(app(tokens, result_action="return_value") or 0)
+    except (ConfigError, RunDirError, JournalError) as error:
+        print(f"whale-tui: {error}", file=sys.stderr)
+        return FAILED
+    except ConnectionError as error:
+        print(f"whale-tui: {error}", file=sys.stderr)
+        return NO_ENGINE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+@app.default
+def home(*, ascii: bool = False, mouse: bool = True, theme: str | None = None) -> int:
+    """Open the terminal application: runs on this machine, sample configs, attach and resume.
+
+    ascii: draw with ASCII characters only. mouse: let the terminal report the mouse. theme: name of a theme.
+    """
+    if not _is_terminal():
+        return list_()
+    return _open(None, ascii=ascii, mouse=mouse, theme=theme)
+
+
+@app.command
+def run(
+    target: Path,
+    *,
+    set: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    new: bool = False,
+    headless: bool = False,
+    detach: bool = False,
+    ascii: bool = False,
+    mouse: bool = True,
+    theme: str | None = None,
+) -> int:
+    """Start a run, or go on with one: TARGET is a config file, a run directory or the name of a run.
+
+    set: change a config value, e.g. --set run.seed=1 (may be repeated). new: start anew under the next free name.
+    headless: print progress lines instead of opening the application (also where output is no terminal); Ctrl-C stops
+    the run, resumable. detach: start the engine and return at once.
+    """
+    from whale_tui.service import discovery, launch
+
+    rundir = launch.prepare(target, set or [], new=new)
+    state = discovery.read_state(rundir)
+    if state.status == "finished":
+        from whale_tui.service import lines
+
+        print(f"{rundir.name} is finished: {state.reason}. For another one: whale-tui run {target} --new")
+        print(lines.result(state))
+        return 0
+    screen = _is_terminal() and not headless and not detach
+    if not screen:
+        print(f"run {rundir.name} in {rundir.path}", flush=True)
+    pid = launch.start_engine(rundir)
+    if detach:
+        print(f"engine {pid} runs; watch it with: whale-tui attach {rundir.name}")
+        return 0
+    if screen:
+        return _open(rundir.path, ascii=ascii, mouse=mouse, theme=theme)
+    return _follow(rundir, stop_on_interrupt=True)
+
+
+@app.command
+def attach(
+    run: str = "", *, headless: bool = False, ascii: bool = False, mouse: bool = True, theme: str | None = None
+) -> int:
+    """Watch a run; leaving it changes nothing. Without RUN: the one that runs, or the newest.
+
+    headless: print lines instead of opening the application.
+    """
+    from whale_tui.service import discovery
+
+    if not run:
+        runs = discovery.list_runs()
+        if not runs:
+            return _fail("no run on this machine yet; start one with: whale-tui run CONFIG")
+        run = str(next((r.path for r in runs if r.status in ("running", "paused")), runs[0].path))
+    rundir = _find(run)
+    if _is_terminal() and not headless:
+        return _open(rundir.path, ascii=ascii, mouse=mouse, theme=theme)
+    return _follow(rundir, stop_on_interrupt=False)
+
+
+@app.command
+def ctl(
+    run: str, command: str, *args: str, json: bool = False, dry_run: bool = False, id: str = "", now: bool = False
+) -> int:
+    """Send a control to a run, e.g. `ctl quickstart veto harness=h0003 reason="reads the clock"`.
+
+    Commands: status, pause, resume, switch [--now], pin [HARNESS], unpin, approve HARNESS, veto HARNESS REASON,
+    propose FILE [parent=.. hypothesis=..], rollback policy=.. harness=.., set KEY=VALUE.., stop.
+    json: print the reply as JSON. dry_run: only say what would happen. id: idempotency key; the same one twice has
+    one effect.
+    """
+    import asyncio
+
+    import msgspec
+
+    from whale_tui.service.client import RunClient
+
+    rundir = _find(run)
+    try:
+        values = _control_args(command, list(args))
+    except ValueError as error:
+        print(f"whale-tui: {error}", file=sys.stderr)
+        return WRONG
+    if now:
+        values["now"] = True
+    reply = asyncio.run(RunClient(rundir, _who()).command(command, values, dry_run=dry_run, id=id))
+    if json:
+        print(msgspec.json.encode(reply).decode())
+    else:
+        again = " (taken before; not done again)" if reply.repeated else ""
+        print(
+            f"{'would: ' if dry_run and reply.ok else ''}{reply.effect}{again}", file=None if reply.ok else sys.stderr
+        )
+    return 0 if reply.ok else REFUSED
+
+
+@app.command
+def status(run: str, *, json: bool = False) -> int:
+    """Where a run stands, from its journal: needs no engine. json: one object."""
+    import msgspec
+
+    from whale_tui.service import discovery, lines
+
+    rundir = _find(run)
+    state = discovery.read_state(rundir)
+    seen = discovery.status_of(rundir, state)
+    if json:
+        print(msgspec.json.encode(lines.status(rundir.name, state, seen)).decode())
+    else:
+        print(lines.describe(rundir.name, state, seen))
+    return 0
+
+
+@app.command(name="list")
+def list_(*, json: bool = False) -> int:
+    """Runs on this machine. json: one object a line."""
+    import msgspec
+
+    from whale_tui.service import discovery
+
+    runs = discovery.list_runs()
+    for summary in runs:
+        if json:
+            print(msgspec.json.encode(msgspec.to_builtins(summary, enc_hook=str)).decode())
+        else:
+            best = f"best {summary.best_mean:.1%}" if summary.best_mean is not None else "not tested"
+            where = f"cycle {summary.cycle} {summary.phase or ''}".strip()
+            print(f"{summary.name:20} {summary.status:10} {summary.condition:12} {where:18} {best:12} {summary.path}")
+    if not runs and not json:
+        print("no runs yet; start one with: whale-tui run sample_configs/quickstart.toml")
+    return 0
+
+
+@app.command
+def config(target: Path | None = None, *, set: Annotated[list[str] | None, Parameter(name="--set")] = None) -> int:
+    """Without TARGET, every key with its default and meaning. With one: the file as resolved, with origins."""
+    from whale_tui import config as configuration
+
+    if target is None:
+        import tomli_w
+
+        for key, default, text in configuration.document():
+            print(f"# {' '.join(text.split())}\n{tomli_w.dumps({key.rpartition('.')[2]: default}).strip()}  # {key}\n")
+    else:
+        print(configuration.dump(configuration.load(target, set or [])))
+    return 0
+
+
+@app.command
+def repair(run: str) -> int:
+    """Go back to the last good state of a damaged journal. The broken file is kept beside it."""
+    from whale_tui.journal import repair as repair_journal
+
+    rundir = _find(run)
+    with rundir.lock():
+        kept = repair_journal(rundir.journal)
+    print(f"{rundir.name}: {kept} events are good; go on with: whale-tui run {rundir.path}")
+    return 0
+
+
+def _control_args(command: str, words: list[str]) -> dict[str, Any]:
+    """`key=value` words, and the plain words of the commands that have an obvious first argument."""
+    import tomli
+
+    plain = {"pin": ["harness"], "approve": ["harness"], "veto": ["harness", "reason"], "propose": ["file"]}
+    positions, values = list(plain.get(command, [])), {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if equals and key.isidentifier():
+            try:
+                values[key] = tomli.loads(f"v = {text}")["v"]
+            except tomli.TOMLDecodeError:
+                values[key] = text
+        elif positions:
+            values[positions.pop(0)] = word
+        else:
+            raise ValueError(f"{command}: {word!r} is not of the form key=value")
+        if key in positions:
+            positions.remove(key)
+    if command == "propose":
+        if "file" not in values:
+            raise ValueError("propose: give the file of the harness")
+        try:
+            values["source"] = Path(values.pop("file")).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"propose: {error}") from None
+    return values
+
+
+def _follow(rundir: Any, *, stop_on_interrupt: bool) -> int:
+    import asyncio
+
+    from whale_tui.service import lines
+
+    return asyncio.run(lines.follow(rundir, _who(), stop_on_interrupt=stop_on_interrupt))
+
+
+def _open(path: Path | None, **options: Any) -> int:
+    from whale_tui.tui.app import run_app
+
+    return run_app(path, who=_who(), **options)
+
+
+def _find(run: str) -> Any:
+    from whale_tui.rundir import RunDirError
+    from whale_tui.service import discovery
+
+    found = discovery.find(run)
+    if found is None:
+        import difflib
+
+        names = [r.name for r in discovery.list_runs()]
+        near = difflib.get_close_matches(run, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names) or 'none yet'}"
+        raise RunDirError(f"no run {run!r}; {hint}")
+    found.check_format()
+    return found
+
+
+def _who() -> str:
+    tty = os.ttyname(0).removeprefix("/dev/") if sys.stdin is not None and sys.stdin.isatty() else "no tty"
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()} ({tty})"
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _fail(text: str) -> int:
+    print(f"whale-tui: {text}", file=sys.stderr)
+    return FAILED

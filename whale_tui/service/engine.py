@@ -1,0 +1,194 @@
+"""The engine: the process that owns a run. It outlives terminals, and answers them while the policy worker computes.
+
+    python -m whale_tui.service.engine RUNDIR
+
+Own session, stdin from /dev/null, stdout and stderr into engine.log. SIGTERM and SIGINT stop the run in good order,
+resumable. What keeps it from starting is one message in engine.exit, for whoever launched it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from whale_tui import __version__, domains
+from whale_tui import records as r
+from whale_tui.config import Config, ConfigError, Resolved, load
+from whale_tui.domains.base import DomainError
+from whale_tui.domains.base import load as load_domain
+from whale_tui.harness.worker import SealUnavailable, can_seal
+from whale_tui.journal import Journal, JournalError
+from whale_tui.loop import retention
+from whale_tui.loop.run import Run
+from whale_tui.loop.words import words
+from whale_tui.policy import source
+from whale_tui.policy.chat import ChatTokenizer
+from whale_tui.policy.client import TransformersEngine
+from whale_tui.policy.protocol import PolicyFailure
+from whale_tui.proposers.base import Proposer
+from whale_tui.rundir import EngineInfo, RunDir, RunDirError, write_atomic
+from whale_tui.service.protocol import Activity
+from whale_tui.service.server import Server, socket_path
+
+log = logging.getLogger("engine")
+
+EXPECTED = (ConfigError, DomainError, RunDirError, JournalError, PolicyFailure, SealUnavailable, OSError)
+"""What a person can mend: reported in one message, without a traceback."""
+
+
+def main() -> int:
+    rundir = RunDir(Path(sys.argv[1]))
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stdout)
+    exit_file = rundir.path / "engine.exit"
+    exit_file.unlink(missing_ok=True)
+    try:
+        with rundir.lock():
+            asyncio.run(_serve(rundir))
+        code, message = 0, ""
+    except EXPECTED as error:
+        code, message = 1, str(error)
+        log.error("%s", message)
+    except asyncio.CancelledError:
+        code, message = 1, "interrupted while starting"
+    except Exception as error:
+        log.exception("the engine failed")
+        code, message = 1, f"the engine failed: {type(error).__name__}: {error} (see {rundir.log})"
+    if message:
+        with contextlib.suppress(OSError):
+            write_atomic(exit_file, message.encode())
+    return code
+
+
+async def _serve(rundir: RunDir) -> None:
+    """Own the run until it ends. Raises one of EXPECTED when it can't start or go on."""
+    rundir.check_format()
+    resolved = load(rundir.config)
+    sock = socket_path(rundir)
+    server = Server(rundir.name, sock)
+    await server.start()
+    info = EngineInfo(pid=os.getpid(), socket=str(sock), version=__version__, started_at=time.time())
+    write_atomic(rundir.engine, msgspec.json.encode(info))
+    main_task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    run: Run | None = None
+
+    def stop(name: str) -> None:
+        log.info("%s: stopping", name)
+        if run is not None and run.state.status in ("running", "paused"):
+            run.command(f"{name}-{time.time()}", name, "stop", {})
+        elif main_task is not None:
+            main_task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, signal.Signals(number).name)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+
+    def emit(what: list[r.AnyEvent] | Activity) -> None:
+        if isinstance(what, list):
+            for event in what:
+                log.info("%s", words(event))
+        server.publish(what)
+
+    def note(text: str) -> None:
+        loop.call_soon_threadsafe(emit, Activity(doing=text, total=0, unit="", since=time.time()))
+
+    journal: Journal | None = None
+    policy: TransformersEngine | None = None
+    try:
+        note("reading the domain and the journal")
+        journal = Journal(rundir.journal)
+        if journal.seq:
+            await asyncio.to_thread(_verify, rundir)
+        config = resolved.config
+        domain = _domain(resolved)
+        sealable, why = can_seal()
+        if not sealable and not config.rollout.allow_unsealed:
+            raise SealUnavailable(f"{why}; to run harnesses without a seal set rollout.allow_unsealed = true")
+        path = await asyncio.to_thread(source.resolve, config.model.name, note)
+        _keep_tokenizer(rundir, path)
+        policy = TransformersEngine(
+            path, device=config.model.device, lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
+            max_rows=config.rollout.max_rows, seed=config.run.seed, log_path=rundir.worker_log, on_note=note,
+        )  # fmt: skip
+        note(f"loading {config.model.name}")
+        policy_info = await policy.start()
+        log.info("model %s on %s (%s)%s", path, policy_info.device, policy_info.compute_dtype,
+                 f": {policy_info.note}" if policy_info.note else "")  # fmt: skip
+        chat = ChatTokenizer(path)
+        run = Run(rundir, config, journal, domain, policy, chat, _proposer(config, domain), emit)
+        server.attach(run, journal)
+        run.begin(os.getpid())
+        _forecast(run, policy_info.trained_parameters)
+        await run.run()
+        log.info("the run is %s: %s", run.state.status, run.state.reason)
+    finally:
+        await server.close()
+        if policy is not None:
+            await policy.close()
+        if journal is not None:
+            journal.close()
+
+
+def _verify(rundir: RunDir) -> None:
+    """The journal's pages, and the weights that it names. Raises JournalError naming what is broken."""
+    journal = Journal(rundir.journal, read_only=True)
+    try:
+        journal.verify()
+    finally:
+        journal.close()
+
+
+def _domain(resolved: Resolved) -> domains.base.Domain:
+    options = resolved.config.domain
+    folder = resolved.folder / options.name
+    own = folder if (folder / "domain.py").is_file() else None
+    return load_domain(options.name, options.options, own)
+
+
+def _proposer(config: Config, domain: domains.base.Domain) -> Proposer:
+    if config.proposer.kind == "person":
+        from whale_tui.proposers.person import Person
+
+        return Person()
+    from whale_tui.proposers.rules import Rules
+
+    return Rules(domain.edits)
+
+
+def _keep_tokenizer(rundir: RunDir, model: Path) -> None:
+    """A copy of the tokenizer, so that a terminal can show token ids without the model."""
+    folder = rundir.path / "tokenizer"
+    folder.mkdir(exist_ok=True)
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "config.json",
+    ):
+        if (model / name).exists() and not (folder / name).exists():
+            write_atomic(folder / name, (model / name).read_bytes())
+
+
+def _forecast(run: Run, trained_parameters: int) -> None:
+    """Say what the run will take of the disk; warn when it isn't there."""
+    state, config = run.state, run.config
+    left = max(0, (state.settings.budget_episodes if state.settings else 0) - state.budget_used)
+    phases = config.run.cycles or 20
+    need = retention.forecast_bytes(trained_parameters * 4 * 3, config.retention.keep_versions, phases, left)
+    free = run.rundir.free_bytes()
+    log.info("disk: up to %.1f GB for this run, %.1f GB free", need / 1e9, free / 1e9)
+    if need > free:
+        run.record(r.Warned(text=f"the run may need {need / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
