@@ -30,7 +30,6 @@ async def propose(run: Run, iteration: int) -> None:
     """Ask the proposer for candidates. A transient failure is retried and never uses an iteration up."""
     state, start = run.state, time.perf_counter()
     run.doing(f"iteration {iteration}: {run.proposer.name} writes candidates", unit="candidates")
-    base = run.rundir.harness_source("h0000")
     request = Request(
         archive=read_archive(run.rundir, state),
         incumbent=state.harness,
@@ -61,7 +60,7 @@ async def propose(run: Run, iteration: int) -> None:
         write_candidate(
             run, 
             number, p.source, parent=p.parent, hypothesis=p.hypothesis, proposer=run.proposer.name,
-            iteration=iteration, also_from=p.also_from, base=base,
+            iteration=iteration, also_from=p.also_from,
         )
         for number, p in enumerate(proposals, len(state.harnesses))
     ]  # fmt: skip
@@ -74,7 +73,7 @@ async def propose(run: Run, iteration: int) -> None:
 
 def write_candidate(
     run: Run, number: int, source: str, *, parent: str, hypothesis: str, proposer: str, iteration: int,
-    also_from: Sequence[str] = (), base: str = "",
+    also_from: Sequence[str] = (),
 ) -> r.CandidateProposed:  # fmt: skip
     """Put a candidate's files on disk and say so in an event, which the caller records."""
     name = f"h{number:04d}"
@@ -82,7 +81,7 @@ def write_candidate(
     run.rundir.write_harness(name, source, proposal)
     try:
         digest = source_hash(source)
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     return r.CandidateProposed(
         harness=name, iteration=iteration, parent=parent, hypothesis=hypothesis, proposer=proposer,
@@ -95,10 +94,14 @@ async def check(run: Run, names: Sequence[str]) -> None:
     state = run.state
     answers = [str(v) for t in run.tasks["harness"] for v in t.private.values() if isinstance(v, str)]
     base = run.rundir.harness_source("h0000") if state.condition == "fst" else None
+    brief = run.domain.brief
+    given = brief.text + str(brief.demonstrations)
     passed, events = [], []
     known = {c.source_hash for c in state.harnesses.values() if c.id not in names}
     for name in names:
-        checked = static_check(run.rundir.harness_source(name), archive_hashes=known, answers=answers, fst_base=base)
+        checked = static_check(
+            run.rundir.harness_source(name), archive_hashes=known, answers=answers, fst_base=base, given=given
+        )
         known.add(state.harnesses[name].source_hash)
         event = r.CandidateChecked(harness=name, ok=checked.ok, reason=checked.reason, warnings=list(checked.warnings))
         events.append(event)

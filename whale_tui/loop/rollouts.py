@@ -17,7 +17,9 @@ from msgspec import Struct
 
 from whale_tui.config import Rollout
 from whale_tui.domains.base import Domain
-from whale_tui.harness.worker import BudgetExceeded, EpisodeEnd, HarnessRunner, Limits, Reply, ToolError
+from whale_tui.harness.contract import BudgetExceeded, Reply, ToolError, use_tool
+from whale_tui.harness.wire import EpisodeEnd, Limits
+from whale_tui.harness.worker import HarnessRunner
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.protocol import PolicyEngine, PolicyFailure, SampleRequest
 from whale_tui.records import Call, Episode, Phase, Purpose, Sampling, Task, ToolUse, Verdict
@@ -145,6 +147,7 @@ class _Run:
             task.public,
             self._chat,
             self._tool,
+            tools=list(self.tools),
             remaining_calls=self.rollouts.options.max_calls,
             remaining_tokens=self.rollouts.options.max_episode_tokens,
             restarted=self._forget,
@@ -191,7 +194,10 @@ class _Run:
             raise self._over(f"call {len(self.calls) + 1} of at most {options.max_calls} (rollout.max_calls)")
         if spent >= options.max_episode_tokens:
             raise self._over(f"{spent} sampled tokens of at most {options.max_episode_tokens}")
-        prompt = chat.render(messages, thinking=thinking)
+        try:
+            prompt = chat.render(messages, thinking=thinking)
+        except ValueError as refused:
+            raise TypeError(f"model.chat: {refused}") from None
         room = min(options.max_tokens, options.max_episode_tokens - spent, max_tokens or options.max_tokens)
         if len(prompt) + room > options.max_context:
             raise self._over(f"a prompt of {len(prompt)} tokens (rollout.max_context = {options.max_context})")
@@ -234,28 +240,27 @@ class _Run:
         return BudgetExceeded(reason)
 
     async def _tool(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        tool = self.tools.get(name)
-        if tool is None:
-            raise ToolError(f"no tool {name!r}; there are {', '.join(self.tools) or 'none'}")
         start, shown = time.perf_counter(), ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+        text = ""
         try:
-            result = tool(*args, **kwargs)
+            result = use_tool(self.tools, name, args, kwargs)
             if asyncio.iscoroutine(result):
                 result = await result
             text = result if isinstance(result, str) else msgspec.json.encode(result).decode()
-        except (ValueError, TypeError) as error:
+            return result
+        except ToolError as error:
             text = f"ToolError: {error}"
-            raise ToolError(str(error)) from None
-        except Exception as error:
+            raise
+        except Exception as error:  # a tool's bug is the machinery's, whatever it raises: the episode is invalid
             self.broken, text = error, f"failed: {error}"
             raise ToolError(f"{name} is not available") from error
         finally:
-            use = ToolUse(
-                name=name, args=shown[:RESULT_CHARS], result=text[:RESULT_CHARS],
-                seconds=time.perf_counter() - start, after_call=len(self.calls),
+            self.uses.append(
+                ToolUse(
+                    name=name[:100], args=shown[:RESULT_CHARS], result=text[:RESULT_CHARS],
+                    seconds=time.perf_counter() - start, after_call=len(self.calls),
+                )
             )  # fmt: skip
-            self.uses.append(use)
-        return result
 
 
 def _without_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
