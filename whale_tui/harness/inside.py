@@ -15,6 +15,8 @@ from _queue import SimpleQueue
 
 FILE = "harness.py"
 DETAIL_CHARS = 4_000
+CODECS = ("ascii", "latin_1", "utf_16", "utf_32", "unicode_escape", "raw_unicode_escape", "cp1252")
+"""Text encodings that a harness may name; others can't be loaded behind the seal."""
 
 
 class ToolError(Exception):
@@ -147,7 +149,7 @@ class Inside:
 
     def load(self) -> None:
         """Compile the harness and try its module body once."""
-        allowed = set(self.setup["modules"])
+        allowed = {*self.setup["modules"], *self.setup["lazy"]}  # C code imports late in the harness's name
         parents = {name.rpartition(".")[0] for name in allowed}
         find = builtins.__import__
 
@@ -219,11 +221,12 @@ class Inside:
 
 
 def main() -> None:
+    os.environ.clear()  # Python itself put LC_CTYPE there
     setup = json.loads(sys.stdin.buffer.readline())
     sys.path.extend([os.path.dirname(os.path.abspath(__file__)), *setup["path"]])  # noqa: PTH100, PTH120
     from seal import seal
 
-    for name in setup["modules"] + setup["lazy"]:
+    for name in [*setup["modules"], *setup["lazy"], *(f"encodings.{name}" for name in CODECS)]:
         importlib.import_module(name)
     sys.stdout = sys.stderr = Log(setup["log_bytes"])
     _thread.stack_size(setup["stack_bytes"])
@@ -231,7 +234,8 @@ def main() -> None:
     for names in (sys.path, sys.meta_path, sys.path_hooks):
         names.clear()
     for name in ("ctypes", "_ctypes", "ctypes._endian", "seal", "resource", "importlib"):
-        sys.modules.pop(name, None)
+        if name not in setup["modules"]:
+            sys.modules.pop(name, None)
     inside = Inside(setup)
     inside.send(type="sealed")
     try:

@@ -60,8 +60,10 @@ def seal(setup: dict) -> None:
         if os.getppid() != setup["parent"]:
             os._exit(0)
     for name, value in {**setup["limits"], "CORE": 0, "FSIZE": 0, "NOFILE": 3}.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1] if name == "AS" else value  # the engine makes room for thread stacks
         try:
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            resource.setrlimit(kind, (value, hard))
         except (OSError, ValueError):
             if sealed:
                 raise

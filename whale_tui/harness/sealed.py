@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,26 +32,9 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from whale_tui.harness import contract, seal
+from whale_tui.harness import contract, seal, wire
 from whale_tui.harness.contract import BudgetExceeded, ToolError
-from whale_tui.harness.wire import (
-    Begin,
-    Chat,
-    Done,
-    EpisodeEnd,
-    Fail,
-    Limits,
-    Loaded,
-    OnChat,
-    OnTool,
-    Refuse,
-    Sealed,
-    Tool,
-    Unloadable,
-    chat_fields,
-    decode,
-    encode,
-)  # fmt: skip
+from whale_tui.harness.wire import EpisodeEnd, Limits, OnChat, OnTool
 
 INSIDE = Path(__file__).with_name("inside.py")
 MB = 1 << 20
@@ -95,7 +79,7 @@ def can_seal() -> tuple[bool, str]:
     if sys.platform != "linux":
         return False, f"sealing needs Linux seccomp; this is {sys.platform}"
     try:
-        line = encode(_setup("def run(task, model, tools): return ''", Limits(), _program())) + b"\n"
+        line = wire.encode(_setup("def run(task, model, tools): return ''", Limits(), _program())) + b"\n"
     except (ImportError, RuntimeError, OSError) as missing:
         return False, f"libseccomp can't be used ({missing}); install the system's libseccomp2 package"
     probe = subprocess.run(_command(), input=line, env={}, capture_output=True, timeout=60, start_new_session=True)
@@ -120,7 +104,7 @@ def _setup(
         "path": list(path),
         "program": program,
         "parent": os.getpid(),
-        "limits": {"AS": limits.memory_mb * MB, "CPU": limits.cpu_seconds},
+        "limits": {"AS": limits.memory_mb * MB, "CPU": limits.cpu_seconds},  # AS: see _make_room
         "stack_bytes": limits.stack_kb << 10,
         "message_bytes": limits.message_bytes,
         "answer_chars": limits.answer_chars,
@@ -136,7 +120,7 @@ class _Episode:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.inbox: asyncio.Future[Chat | Tool | EpisodeEnd] | None = None
+        self.inbox: asyncio.Future[wire.Chat | wire.Tool | EpisodeEnd] | None = None
         self.thread = 0
         self.messages = 0
         self.spent = 0.0
@@ -154,10 +138,10 @@ class SealedWorker(asyncio.SubprocessProtocol):
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.stats = Stats()
-        self.log = ""
-        """What the harness printed, up to `log_bytes`."""
         self._episodes: dict[int, _Episode] = {}
         self._numbers = 0
+        self._room = 0
+        """Open episodes whose thread stacks the memory limit allows for."""
         self._buffer = bytearray()
         self._stderr = bytearray()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -213,6 +197,11 @@ class SealedWorker(asyncio.SubprocessProtocol):
     def alive(self) -> bool:
         return self._verdict is None and not self._gone.done()
 
+    @property
+    def log(self) -> str:
+        """What the harness printed, up to `log_bytes`, and what Python said of a crash."""
+        return self._stderr.decode(errors="replace")
+
     async def close(self) -> None:
         """End the process, however it is, and wait until it is gone. Open episodes end as `died`."""
         self._end("died", "the worker was closed")
@@ -237,6 +226,7 @@ class SealedWorker(asyncio.SubprocessProtocol):
             return EpisodeEnd("died", detail="the worker was gone before the episode started")
         self._numbers += 1
         episode = self._episodes[self._numbers] = _Episode(self._numbers)
+        self._make_room()
         start = {
             "task": task,
             "tools": None if tools is None else list(tools),
@@ -250,16 +240,17 @@ class SealedWorker(asyncio.SubprocessProtocol):
                 match said:
                     case EpisodeEnd():
                         return said
-                    case Chat():
+                    case wire.Chat():
                         try:
-                            answer = {"value": msgspec.to_builtins(await on_chat(*chat_fields(said)))}
+                            call = wire.chat_fields(said)
                         except TypeError as wrong:
-                            if not str(wrong).startswith("model.chat: "):
-                                raise
                             answer = {"error": "TypeError", "text": str(wrong)}
+                            continue
+                        try:
+                            answer = {"value": msgspec.to_builtins(await on_chat(*call))}
                         except BudgetExceeded as spent:
                             return self._ended(episode, "budget", str(spent))
-                    case Tool():
+                    case wire.Tool():
                         try:
                             answer = {"value": await on_tool(said.name, said.args, said.kwargs)}
                         except ToolError as refusal:
@@ -271,7 +262,16 @@ class SealedWorker(asyncio.SubprocessProtocol):
 
     # ------------------------------------------------------------------------------------------ one episode's exchange
 
-    async def _hand_over(self, episode: _Episode, answer: dict[str, Any]) -> Chat | Tool | EpisodeEnd:
+    def _make_room(self) -> None:
+        """Allow for the stacks of more open episodes than ever. The worker itself can't: its seal refuses."""
+        if len(self._episodes) > self._room and sys.platform == "linux":
+            self._room = 2 * len(self._episodes)
+            stacks = self._room * (self.limits.stack_kb + 64) << 10
+            with contextlib.suppress(OSError, ValueError):  # gone, or the engine's own limit: it does without
+                hard = resource.prlimit(self.pid, resource.RLIMIT_AS)[1]
+                resource.prlimit(self.pid, resource.RLIMIT_AS, (self.limits.memory_mb * MB + stacks, hard))
+
+    async def _hand_over(self, episode: _Episode, answer: dict[str, Any]) -> wire.Chat | wire.Tool | EpisodeEnd:
         """Give control to the harness and wait for what it says next."""
         if not self.alive:
             return self._casualty(episode)
@@ -280,7 +280,7 @@ class SealedWorker(asyncio.SubprocessProtocol):
         self._write({"ep": episode.number, **answer})
         return await episode.inbox
 
-    def _tell(self, episode: _Episode, said: Chat | Tool | EpisodeEnd) -> None:
+    def _tell(self, episode: _Episode, said: wire.Chat | wire.Tool | EpisodeEnd) -> None:
         """The harness gave control back."""
         episode.spent = episode.seconds()
         episode.since = None
@@ -309,8 +309,9 @@ class SealedWorker(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
-            self._stderr += data[: max(0, self.limits.log_bytes + 100 - len(self._stderr))]
-            self.log = self._stderr.decode(errors="replace")
+            self._stderr += data[: max(0, 2 * self.limits.log_bytes - len(self._stderr))]
+            if len(self._stderr) == 2 * self.limits.log_bytes:  # print() stops at half of that
+                self._end("flood", "the harness wrote to the log past its limit, around print()")
             return
         self._buffer += data
         *lines, rest = self._buffer.split(b"\n")
@@ -325,23 +326,25 @@ class SealedWorker(asyncio.SubprocessProtocol):
         try:
             if len(line) > self.limits.message_bytes:
                 raise ValueError(f"a message of {len(line):,} bytes, at most {self.limits.message_bytes:,}")
-            message = decode(line)
-            if isinstance(message, Sealed | Loaded | Unloadable):
+            message = wire.decode(line)
+            if isinstance(message, wire.Sealed | wire.Loaded | wire.Unloadable):
                 self._receive_at_start(message)
             else:
                 self._receive_in_episode(message)
         except (ValueError, RecursionError, OverflowError) as violation:  # msgspec's errors are ValueErrors
             self._end("flood", f"the harness forged or flooded the worker's messages: {violation}")
 
-    def _receive_at_start(self, message: Sealed | Loaded | Unloadable) -> None:
+    def _receive_at_start(self, message: wire.Sealed | wire.Loaded | wire.Unloadable) -> None:
         if self._loaded.done():
             raise ValueError("a second load")
-        if isinstance(message, Sealed):
+        if isinstance(message, wire.Sealed):
             self._sealed = True
         else:
-            self._loaded.set_result(message.detail[:4_000] if isinstance(message, Unloadable) else None)
+            self._loaded.set_result(message.detail[:4_000] if isinstance(message, wire.Unloadable) else None)
 
-    def _receive_in_episode(self, message: Begin | Refuse | Chat | Tool | Done | Fail) -> None:
+    def _receive_in_episode(
+        self, message: wire.Begin | wire.Refuse | wire.Chat | wire.Tool | wire.Done | wire.Fail
+    ) -> None:
         episode = self._episodes.get(message.ep)
         if episode is None:
             raise ValueError("no such episode is open")
@@ -353,27 +356,27 @@ class SealedWorker(asyncio.SubprocessProtocol):
         if episode.abandoned:
             if over:
                 raise ValueError("an episode that was stopped went on speaking")
-            if isinstance(message, Refuse | Done | Fail):
+            if isinstance(message, wire.Refuse | wire.Done | wire.Fail):
                 del self._episodes[message.ep]
             return
-        if isinstance(message, Begin | Refuse) and episode.messages > 1:
+        if isinstance(message, wire.Begin | wire.Refuse) and episode.messages > 1:
             raise ValueError("it began twice")
         if over:
             self._tell(episode, self._ended(episode, "flood", f"more than {self.limits.messages_per_episode} calls"))
-        elif isinstance(message, Begin):
+        elif isinstance(message, wire.Begin):
             episode.thread = message.thread
-        elif isinstance(message, Chat | Tool):
+        elif isinstance(message, wire.Chat | wire.Tool):
             self._tell(episode, message)
         else:
             del self._episodes[message.ep]
             self._tell(episode, self._last(episode, message))
 
-    def _last(self, episode: _Episode, message: Refuse | Done | Fail) -> EpisodeEnd:
-        if isinstance(message, Refuse):
+    def _last(self, episode: _Episode, message: wire.Refuse | wire.Done | wire.Fail) -> EpisodeEnd:
+        if isinstance(message, wire.Refuse):
             end = self._ended(episode, "died", message.detail[:4_000])
             end.suspect = True
             return end
-        if isinstance(message, Fail):
+        if isinstance(message, wire.Fail):
             return self._ended(episode, "error", message.detail[:4_000])
         if len(message.answer) > self.limits.answer_chars:
             return self._ended(episode, "flood", f"an answer of more than {self.limits.answer_chars:,} characters")
@@ -382,7 +385,7 @@ class SealedWorker(asyncio.SubprocessProtocol):
     def _write(self, message: dict[str, Any]) -> None:
         pipe = self._transport.get_pipe_transport(0) if self._transport is not None else None
         if pipe is not None and not pipe.is_closing():
-            cast(asyncio.WriteTransport, pipe).write(encode(message) + b"\n")
+            cast(asyncio.WriteTransport, pipe).write(wire.encode(message) + b"\n")
 
     # --------------------------------------------------------------------------------------------- hangs, and the end
 
@@ -393,10 +396,10 @@ class SealedWorker(asyncio.SubprocessProtocol):
             await asyncio.sleep(min(0.5, limit / 4))
             if not self._late(1.0):
                 continue
-            before = {e.number: (e.since, _cpu_seconds(self._pid, e.thread)) for e in self._computing()}
+            before = {e.number: (e.since, _cpu_seconds(self.pid, e.thread)) for e in self._computing()}
             await asyncio.sleep(min(0.25, limit / 4))  # also lets lines already in the pipe be read
             burnt = {
-                e.number: _cpu_seconds(self._pid, e.thread) - before[e.number][1]
+                e.number: _cpu_seconds(self.pid, e.thread) - before[e.number][1]
                 for e in self._computing()
                 if before.get(e.number, (None,))[0] == e.since
             }
@@ -412,7 +415,7 @@ class SealedWorker(asyncio.SubprocessProtocol):
                 self._end("died", "another episode hung the worker", suspects=False)
 
     @property
-    def _pid(self) -> int:
+    def pid(self) -> int:
         return self._transport.get_pid() if self._transport is not None else 0
 
     def _computing(self) -> list[_Episode]:

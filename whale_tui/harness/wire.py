@@ -21,7 +21,7 @@ class Limits(Struct, frozen=True):
     """What a worker and each of its episodes may use."""
 
     memory_mb: int = 1024
-    """Address space of a worker, half a megabyte of thread stack for each open episode included."""
+    """Address space of a worker, beside the thread stacks of its open episodes."""
     cpu_seconds: int = 36_000
     """Processor time of a worker over its whole life; a backstop should the engine be gone."""
     load_seconds: float = 10.0
@@ -32,7 +32,8 @@ class Limits(Struct, frozen=True):
     message_bytes: int = 1_000_000
     answer_chars: int = 100_000
     log_bytes: int = 200_000
-    stack_kb: int = 512
+    stack_kb: int = 2048
+    """Thread stack of an episode: room for Python's 1,000 levels of recursion, through C code too. Mostly untouched."""
 
 
 class EpisodeEnd(Struct):

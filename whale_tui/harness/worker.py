@@ -28,6 +28,10 @@ FAULT_SHARE = 0.05
 """A harness may cost this many workers, and this share of its episodes more, before it is condemned."""
 
 
+class _GivenUp(Exception):
+    """The harness is condemned."""
+
+
 class HarnessRunner:
     """Runs episodes of one harness, any number at once; workers start when first needed. `close` it in the end."""
 
@@ -74,11 +78,11 @@ class HarnessRunner:
         number, suspected = self._numbers, 0
         while True:
             place: Any = "all" if suspected == 0 else number % GROUPS if suspected == 1 else ("alone", number)
-            if self._condemned():
-                kind, why = self._last_fault
-                return EpisodeEnd(kind, detail=f"the harness cost {len(self._lost)} workers and was given up: {why}")
             try:
                 worker = await self._worker(place)
+            except _GivenUp:
+                kind, why = self._last_fault
+                return EpisodeEnd(kind, detail=f"the harness cost {len(self._lost)} workers and was given up: {why}")
             except HarnessLoadError as problem:
                 return EpisodeEnd("error", detail=f"the harness can't be loaded: {problem}")
             except WorkerFailure as failure:
@@ -108,11 +112,13 @@ class HarnessRunner:
         """The live worker of a place, started if need be."""
         async with self._locks.setdefault(place, asyncio.Lock()):
             worker = self._workers.get(place)
-            if worker is not None and worker.alive:
+            if worker is not None and worker.alive and not self._condemned():
                 return worker
             if worker is not None:
                 await self._retire(place, worker)
             async with self._starting:
+                if self._condemned():
+                    raise _GivenUp
                 if self._unloadable:
                     raise HarnessLoadError(self._unloadable)
                 if self._closed:
