@@ -1,0 +1,99 @@
+"""A candidate against its parent on the same tasks, and numbers as the screen writes them."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from whale_tui.loop.state import Candidate, RunState
+from whale_tui.records import Score
+
+
+class Comparison(Struct, frozen=True):
+    """Paired over tasks. `difference` with its 95% interval (normal, over tasks); won: better than the parent there."""
+
+    won: int
+    lost: int
+    tied: int
+    difference: float
+    low: float
+    high: float
+
+
+def against_parent(state: RunState, candidate: Candidate) -> Comparison | None:
+    """Under the newest policy that both were measured under; None where there is none."""
+    parent = state.harnesses.get(candidate.parent)
+    if parent is None:
+        return None
+    for policy_hash in reversed(candidate.scores):
+        if policy_hash in parent.scores:
+            return paired(candidate.scores[policy_hash], parent.scores[policy_hash])
+    return None
+
+
+def paired(score: Score, base: Score) -> Comparison | None:
+    """Difference of two scores over the tasks that both measured."""
+    gaps = [
+        sum(score.results[task]) / len(score.results[task]) - sum(base.results[task]) / len(base.results[task])
+        for task in score.results
+        if score.results[task] and base.results.get(task)
+    ]
+    if not gaps:
+        return None
+    n, mean = len(gaps), sum(gaps) / len(gaps)
+    spread = math.sqrt(sum((g - mean) ** 2 for g in gaps) / max(1, n - 1) / n)
+    won, lost = sum(g > 0 for g in gaps), sum(g < 0 for g in gaps)
+    return Comparison(won, lost, n - won - lost, mean, mean - 1.96 * spread, mean + 1.96 * spread)
+
+
+def newest_mean(state: RunState, candidate: Candidate) -> tuple[float | None, str]:
+    """A harness's success rate under the current policy, or under the newest one it was measured under, and which."""
+    if not state.policy:
+        return None, ""
+    mean = candidate.mean(state.policy_hash)
+    if mean is not None:
+        return mean, state.policy
+    names = {v.hash: v.name for v in state.versions.values()}
+    for policy_hash in reversed(candidate.scores):
+        if (mean := candidate.mean(policy_hash)) is not None:
+            return mean, names.get(policy_hash, policy_hash)
+    return None, ""
+
+
+def percent(value: float | None, places: int = 1) -> str:
+    return "" if value is None else f"{value:.{places}%}"
+
+
+def points(value: float, minus: str = "−") -> str:
+    """A difference in percentage points, with its sign."""
+    return f"{'+' if value >= 0 else minus}{abs(value) * 100:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 42 s, 3 min 20 s, 5 h 12 min, 2 d 4 h."""
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s" if total < 600 else f"{total // 60} min"
+    if total < 86400:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 86400} d {total % 86400 // 3600} h"
+
+
+def count(value: float) -> str:
+    """12, 3,400, 1.2 M: short enough for a column."""
+    if value < 100_000:
+        return f"{value:,.0f}"
+    if value < 1_000_000:
+        return f"{value / 1000:.0f} k"
+    return f"{value / 1e6:.1f} M" if value < 1e9 else f"{value / 1e9:.1f} G"
+
+
+def eta(state: RunState) -> str:
+    """Time for the rest of the budget at the pace so far; empty before there is a pace."""
+    used, seconds = state.budget_used, sum(s.seconds for s in state.ledger.values())
+    if not used or not seconds or state.settings is None or state.status in ("finished", "stopped"):
+        return ""
+    return duration((state.settings.budget_episodes - used) * seconds / used)

@@ -1,0 +1,604 @@
+"""The panes of the Run screen. Each takes a snapshot of what it shows, and draws only when that has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import astuple
+from textual.content import Content
+from textual.events import Resize
+from textual.widget import Widget
+
+from whale_tui import records as r
+from whale_tui.harness.diffs import changed_lines
+from whale_tui.loop import switching
+from whale_tui.loop.state import Candidate, RunState
+from whale_tui.loop.words import words
+from whale_tui.service.protocol import Activity
+from whale_tui.tui import chart, code, compare
+from whale_tui.tui.compare import percent, points
+from whale_tui.tui.lines import Lines
+from whale_tui.tui.look import Glyphs, Look
+from whale_tui.tui.plain import cut, fit, line, plain, sides
+from whale_tui.tui.session import Session
+
+OUTCOME_GLYPHS = {
+    "accepted": "accepted",
+    "scored": "on",
+    "vetoed": "no",
+    "invalid": "no",
+    "crash": "no",
+    "timeout": "no",
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """What panes draw from: the session, and where the person is in it."""
+
+    session: Session
+    candidate: str = ""
+    """The candidate under the cursor."""
+    diff: bool = False
+    beside: bool = False
+    trouble: str = ""
+
+    @property
+    def state(self) -> RunState:
+        return self.session.state
+
+
+class Pane(Lines):
+    """A titled box. `snapshot` says what is shown as a comparable value; `draw` turns it into lines."""
+
+    NAME = ""
+
+    def __init__(self, look: Look, *, choosable: bool = False, id: str | None = None) -> None:
+        super().__init__(choosable=choosable, cursor_style=look("cursor"), id=id)
+        self.look = look
+        self.snap: Any = None
+        self.border_title = self.NAME
+        self.draws = 0
+        """How often it has drawn: tests hold that nothing new draws nothing."""
+
+    def offer(self, view: View) -> None:
+        """Draw, if what this pane shows is not what it showed."""
+        snap = self.snapshot(view)
+        if snap != self.snap:
+            self.snap = snap
+            self.redraw()
+
+    def redraw(self) -> None:
+        if self.snap is not None and self.size.width:
+            self.draws += 1
+            self.show(*self.draw(self.snap, self.size.width, self.size.height))
+
+    def restyle(self, look: Look) -> None:
+        self.look, self.cursor_style = look, look("cursor")
+        self.redraw()
+        self.refresh()
+
+    def on_resize(self, event: Resize) -> None:
+        super().on_resize(event)
+        self.redraw()
+
+    def snapshot(self, view: View) -> Any:
+        raise NotImplementedError
+
+    def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
+        """Lines, and header lines."""
+        raise NotImplementedError
+
+    def wrapped(self, content: Content, width: int) -> list[Content]:
+        return content.wrap(max(1, width))
+
+
+class Status(Widget):
+    """The two lines on top: where the run is, and what the engine does now."""
+
+    def __init__(self, look: Look, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.look = look
+        self.snap: Any = None
+        self.draws = 0
+
+    def offer(self, view: View) -> None:
+        s, session = view.state, view.session
+        activity = session.client.activity
+        waiting = [c.id for c in waiting_for(s)]
+        snap = (
+            session.rundir.name, s.condition if s.run else "", s.cycle, s.phase, s.step, s.iteration, s.policy,
+            s.harness, s.status, s.reason, s.pinned, s.budget_used, s.settings.budget_episodes if s.settings else 0,
+            compare.eta(s), session.client.live, None if activity is None else astuple(activity), waiting,
+            s.switch, s.switch_by, view.trouble, _limit_of(s),
+        )  # fmt: skip
+        if snap != self.snap:
+            self.snap = snap
+            self.draws += 1
+            self.refresh()
+
+    def restyle(self, look: Look) -> None:
+        self.look = look
+        self.refresh()
+
+    def render(self) -> Content:
+        if self.snap is None:
+            return Content("")
+        width = self.size.width
+        return Content("\n").join([self._where(width), self._now(width)])
+
+    def _where(self, width: int) -> Content:
+        (name, condition, cycle, phase, step, iteration, policy, harness, status, _, pinned, *_rest) = self.snap
+        live, waiting, limit = self.snap[14], self.snap[16], self.snap[20]
+        look, g = self.look, self.look.glyphs
+        left: list[str | tuple[str, str]] = [(plain(name, 40), look("title"))]
+        if condition and width >= 96:
+            left.append((f"  {condition}", look("muted")))
+        if cycle or phase:
+            left += [(f"  cycle {cycle}", look("muted")), "  "]
+            number = step + 1 if phase == "weight" else iteration + 1
+            unit = "step" if phase == "weight" else "iteration"
+            if status in ("finished", "stopped"):
+                left.append((f"{g.dot} between phases" if phase is None else "", look("muted")))
+            elif phase:
+                of = f" of {limit}" if limit and number <= limit else ""
+                left.append((f"{g.on} {phase} phase", "bold " + look.phase(phase).replace("bold ", "")))
+                left.append((f" {unit} {number}{of}", look.phase(phase)))
+            else:
+                left.append((f"{g.off} between phases", look("muted")))
+        if policy:
+            left += [
+                "  ",
+                (policy, look("phase-weight")),
+                (f" {g.times} ", look("muted")),
+                (harness, look("phase-harness")),
+            ]
+        right: list[str | tuple[str, str]] = []
+        if waiting:
+            right.append((f" {len(waiting)} waiting: i ", look("warning") + " reverse"))
+        if pinned:
+            right.append((f"  {g.pin} pinned {pinned}", look("pinned")))
+        if status == "paused":
+            right.append(("  paused", look("warning")))
+        elif status in ("finished", "stopped"):
+            right.append((f"  {status}", look("good") if status == "finished" else look("warning")))
+        elif not live and condition:
+            right.append(("  no engine", look("warning")))
+        badges = line(*right)
+        return sides(cut(line(*left), width - badges.cell_length - 1), badges, width)
+
+    def _now(self, width: int) -> Content:
+        status, reason, used, budget, eta, live, packed = (self.snap[i] for i in (8, 9, 11, 12, 13, 14, 15))
+        switch, switch_by, trouble = self.snap[17], self.snap[18], self.snap[19]
+        look, g = self.look, self.look.glyphs
+        right: list[str | tuple[str, str]] = []
+        if budget:
+            right.append((f"{compare.count(used)} of {compare.count(budget)} episodes", look("muted")))
+            right.append((f"  {used / budget:.0%}", look("title")))
+            if eta and width >= 96:
+                right.append((f"  {eta} to go", look("muted")))
+        left: list[str | tuple[str, str]] = []
+        if trouble:
+            left.append((plain(trouble, 300), look("failure")))
+        elif status in ("finished", "stopped"):
+            left.append((f"{status}: {plain(reason, 200)}", look("muted")))
+        elif packed is not None and live:
+            left += self._activity(Activity(*packed), width)
+        elif not live:
+            left.append(("nothing is running; ", look("muted")))
+            left.append(("A", look("key")))
+            left.append((" starts the engine again", look("muted")))
+        elif status == "paused":
+            left.append((f"paused {plain(reason, 80)}", look("warning")))
+        else:
+            left.append(("the engine is starting", look("muted")))
+        if switch:
+            when = "now" if switch == "now" else "at the next safe point"
+            left.append((f"  {g.arrow} switch {when} (by {plain(switch_by, 20)})", look("warning")))
+        return sides(line(*left), line(*right), width)
+
+    def _activity(self, a: Activity, width: int) -> list[str | tuple[str, str]]:
+        look, g = self.look, self.look.glyphs
+        parts: list[str | tuple[str, str]] = [(plain(a.doing, 60), "")]
+        if a.total > 0:
+            room = 10 if width < 110 else 20
+            full = round(min(a.done, a.total) / a.total * room)
+            parts += ["  ", (g.full * full, look("good")), (g.empty * (room - full), look("faint"))]
+            parts.append((f" {_amount(a.done, a.total, a.unit)}", look("muted")))
+        elif a.done:
+            parts.append((f"  {a.done:,} {plain(a.unit, 20)}", look("muted")))
+        if a.accepted:
+            parts.append((f" {g.dot} {a.accepted} accepted", look("good")))
+        if a.tokens_per_second:
+            parts.append((f" {g.dot} {a.tokens_per_second:,.0f} tokens/s", look("muted")))
+        if a.since:
+            parts.append((f" {g.dot} {compare.duration(time.time() - a.since)}", look("muted")))
+        if a.detail:
+            parts.append((f" {g.dot} {plain(a.detail, 120)}", look("muted")))
+        return parts
+
+
+def _amount(done: int, total: int, unit: str) -> str:
+    if unit == "bytes":
+        return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+    return f"{done:,} of {total:,} {plain(unit, 20)}"
+
+
+def _limit_of(state: RunState) -> int | None:
+    """The round at which a fixed phase ends; a patience phase has no such number."""
+    if state.current_phase is None or state.settings is None or state.settings.rule != "fixed":
+        return None
+    return switching.decide(state).most
+
+
+def waiting_for(state: RunState) -> list[Candidate]:
+    """Candidates that wait for a person."""
+    if state.settings is None or state.phase != "harness" or state.status in ("finished", "stopped"):
+        return []
+    if state.settings.approval == "before-eval":
+        return [c for c in state.undecided() if c.checked and not c.decided and c.proposer != "person"]
+    if state.settings.approval == "before-accept":
+        leader = next(iter(state.ranking()), None)
+        undecided = leader and not leader.confirmed and leader.outcome != "accepted" and leader.proposer != "person"
+        if leader is not None and undecided and leader.id != state.harness:
+            return [leader]
+    return []
+
+
+class Success(Pane):
+    NAME = "success rate"
+
+    def snapshot(self, view: View) -> Any:
+        s = view.state
+        points = tuple((p.x, p.kind, p.phase, p.value, p.window, p.label) for p in s.points)
+        window = s.settings.weight_window if s.settings else 1
+        batches = [p.batch for p in s.points if p.batch is not None]
+        episodes = sum(b.episodes for b in batches)
+        shares = (sum(b.truncated for b in batches), sum(b.invalid for b in batches), episodes)
+        newest = next((p for p in reversed(s.points) if p.kind == "step"), None)
+        solved = (newest.batch.solved, newest.batch.tasks) if newest and newest.batch else (0, 0)
+        return (points, window, len(s.accepted) - 1, shares, solved, _best_words(s))
+
+    def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
+        from whale_tui.loop.state import Point
+
+        points, window, accepted, (truncated, invalid, episodes), (solved, tasks), best = snap
+        dot = f" {self.look.glyphs.dot} "
+        facts = [f"{accepted} harness{'' if accepted == 1 else 'es'} accepted"] if accepted else []
+        if tasks:
+            facts.append(f"last step solved {solved} of {tasks} tasks")
+        if episodes:
+            facts += [f"{truncated / episodes:.0%} truncated", f"{invalid / episodes:.1%} invalid"]
+        self.border_subtitle = dot.join(facts)
+        self.border_title = f"success rate{dot}{best}" if best and width > 60 else "success rate"
+        made = [Point(x=x, kind=k, phase=p, value=v, window=w, label=label) for x, k, p, v, w, label in points]
+        return chart.draw(made, window, width, height, self.look), ()
+
+
+def _best_words(state: RunState) -> str:
+    best = state.best
+    return f"best test {best.mean:.1%} [{best.low:.0%}, {best.high:.0%}] {best.policy} {best.harness}" if best else ""
+
+
+class Patience(Pane):
+    NAME = "patience"
+
+    def snapshot(self, view: View) -> Any:
+        s = view.state
+        decision = switching.decide(s) if s.current_phase is not None and s.settings is not None else None
+        last = s.phases[-1] if s.phases else None
+        settings = astuple(s.settings) if s.settings else ()
+        return (
+            decision,
+            s.phase,
+            last and (last.phase, last.ended),
+            settings,
+            s.switch,
+            s.switch_by,
+            s.pinned,
+            s.status,
+        )
+
+    def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
+        decision, phase, last, packed, switch, switch_by, pinned, _ = snap
+        look, out = self.look, []
+        if decision is None:
+            self.border_title = "patience"
+            if last:
+                out += self.wrapped(line((f"the {last[0]} phase ended: ", look("muted")), plain(last[1], 400)), width)
+            else:
+                out.append(line(("no phase is running yet", look("muted"))))
+        else:
+            self.border_title = f"patience {look.glyphs.dot} {phase} phase"
+            out += self._counters(decision, phase, width)
+            words = self.wrapped(line((plain(decision.words, 400), "")), width)
+            out += ([Content("")] if height >= len(out) + len(words) + 2 else []) + words
+        if switch:
+            when = "now" if switch == "now" else "at the next safe point"
+            out.append(line((f"{plain(switch_by, 20)} asked to switch {when}", look("warning"))))
+        if pinned:
+            out.append(line((f"{look.glyphs.pin} {pinned} is pinned: nothing else is accepted", look("pinned"))))
+        if packed and height > len(out):
+            s = r.Settings(*packed)
+            rule = f"E {s.epochs:g}, I {s.iterations}" if s.rule == "fixed" else s.rule
+            foot = cut(line((f"rule {rule}   M {s.candidates}   approval {s.approval}", look("muted"))), width)
+            out += [Content("")] * max(0, height - len(out) - 1) + [foot]
+        return out, ()
+
+    def _counters(self, d: switching.Decision, phase: str, width: int) -> list[Content]:
+        look, unit = self.look, "step" if phase == "weight" else "iteration"
+        out = []
+        if d.since_best is not None and d.patience:
+            low = d.done >= d.minimum and d.patience - d.since_best <= 1
+            role = "patience-low" if low else "patience-ok"
+            out.append(self._counter("since best", d.since_best, d.patience, role, width))
+            out.append(self._counter("minimum", min(d.done, d.minimum), d.minimum, "patience-ok", width))
+        else:
+            out.append(self._counter(f"{unit}s", d.done, d.minimum, "patience-ok", width))
+        if d.most is not None and d.most != d.minimum:
+            out.append(self._counter("cap", d.done, d.most, "muted", width))
+        if d.best is not None:
+            where = (f" at {unit} {d.best_at}", look("muted"))
+            out.append(line((fit("best", 12), look("muted")), (percent(d.best), look("best")), where))
+        return out
+
+    def _counter(self, name: str, done: int, of: int, role: str, width: int) -> Content:
+        g, look = self.look.glyphs, self.look
+        room = min(of, max(0, width - 24), 24)
+        full = round(min(done, of) / of * room) if of else 0
+        note = "  !" if role == "patience-low" else ""
+        return line(
+            (fit(name, 12), look("muted")), (fit(f"{done} / {of}", 9), look(role)),
+            (g.full * full, look(role)), (g.empty * (room - full), look("faint")), (note, look(role)),
+        )  # fmt: skip
+
+
+class Harness(Pane):
+    """The current source with the last accepted change marked, or the diff of the candidate under the cursor."""
+
+    NAME = "harness"
+
+    def __init__(self, look: Look, id: str | None = None) -> None:
+        super().__init__(look, id=id)
+        self.hunks: list[int] = []
+        self.session: Session | None = None
+
+    def snapshot(self, view: View) -> Any:
+        s = view.state
+        self.session = view.session
+        if view.diff and view.candidate in s.harnesses:
+            c = s.harnesses[view.candidate]
+            return ("diff", c.id, c.parent or "h0000", view.beside, card_of(s, c))
+        previous = s.accepted[-2] if len(s.accepted) > 1 and s.accepted[-1] == s.harness else ""
+        parent = previous or (s.harnesses[s.harness].parent if s.harness in s.harnesses else "")
+        return ("source", s.harness, parent, False, ())
+
+    def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
+        mode, name, parent, beside, card = snap
+        dot, session = self.look.glyphs.dot, self.session
+        self.border_subtitle = ""
+        if not name or session is None:
+            return [line(("no harness yet", self.look("muted")))], ()
+        source = session.source(name)
+        if mode == "source":
+            changed = changed_lines(session.source(parent), source) if parent else set()
+            self.border_title = f"harness {dot} {name}"
+            if changed:
+                self.border_subtitle = f"{self.look.glyphs.gutter}+ changed from {parent}"
+            return code.source_lines(source, changed, self.look), ()
+        how = "side by side" if beside else "unified"
+        self.border_title = f"diff {dot} {name} against {parent} {dot} {how}"
+        head = card_lines(card, width, self.look, result=False)
+        body, starts = (
+            code.side_by_side_lines(session.source(parent), source, width, self.look) if beside
+            else code.diff_lines(session.source(parent), source, self.look)
+        )  # fmt: skip
+        self.hunks = [len(head) + 1 + n for n in starts]
+        self.border_subtitle = f"{len(starts)} hunk{'' if len(starts) == 1 else 's'} {dot} ] next  [ previous"
+        result = result_lines(card, width, self.look)
+        return [*head, Content(""), *body, *([Content(""), *result] if result else [])], ()
+
+    def redraw(self) -> None:
+        before = self.border_title
+        super().redraw()
+        if before != self.border_title:
+            self.scroll_to(y=0, animate=False, immediate=True)
+
+    def to_hunk(self, direction: int) -> None:
+        """Put the next hunk's first line on top; the last stays where there is no further one."""
+        here = self.scroll_offset.y
+        ahead = [n for n in self.hunks if n > here] if direction > 0 else [n for n in reversed(self.hunks) if n < here]
+        if ahead:
+            self.scroll_to(y=ahead[0], animate=False, immediate=True)
+
+
+def card_of(state: RunState, c: Candidate) -> tuple[Any, ...]:
+    """A candidate's facts as a comparable value, in the order that `card_lines` reads them."""
+    mean, under = compare.newest_mean(state, c)
+    parent = state.harnesses.get(c.parent)
+    parent_mean = compare.newest_mean(state, parent)[0] if parent else None
+    return (
+        c.id, c.parent, c.hypothesis, c.proposer, c.cycle, c.iteration, c.checked, tuple(c.warnings), c.outcome,
+        c.reason, c.decided, c.decided_by, mean, under, parent_mean, compare.against_parent(state, c),
+        tuple(c.also_from),
+    )  # fmt: skip
+
+
+def card_lines(card: tuple[Any, ...], width: int, look: Look, result: bool = True) -> list[Content]:
+    """Hypothesis, author, checks, decision, and (with `result`) the score against the parent."""
+    (_, parent, hypothesis, proposer, cycle, iteration, checked, warnings, outcome, reason, decided, by, *_rest) = card
+    out = line((plain(hypothesis, 400) or "no hypothesis", look("title"))).wrap(max(1, width))
+    also = f" and {', '.join(card[16])}" if card[16] else ""
+    where = (
+        f"by {plain(proposer, 40)} from {parent}{also}, cycle {cycle}, iteration {iteration}"
+        if proposer
+        else "the base"
+    )
+    out.append(line((where, look("muted"))))
+    if outcome == "invalid":
+        text = line((f"{look.glyphs.no} fails the checks: ", look("bad")), (plain(reason, 400), ""))
+    elif checked:
+        text = line((f"{look.glyphs.yes} passes the checks", look("good")))
+    else:
+        text = line((f"{look.glyphs.off} not checked yet", look("muted")))
+    out += text.wrap(max(1, width))
+    for warning in warnings:
+        out += line(("! ", look("warning")), (plain(warning, 300), look("warning"))).wrap(max(1, width))
+    if outcome == "vetoed":
+        out += line((f"{look.glyphs.no} vetoed by {plain(by, 40)}: ", look("bad")), plain(reason, 600)).wrap(
+            max(1, width)
+        )
+        out.append(line(("  the reason goes to the next proposal", look("muted"))))
+    elif decided == "approved":
+        out.append(line((f"{look.glyphs.yes} approved by {plain(by, 40)}", look("good"))))
+    if outcome in ("crash", "timeout", "infra"):
+        out += line((f"{look.glyphs.no} {outcome}: ", look("bad")), plain(reason, 600)).wrap(max(1, width))
+    return out + (result_lines(card, width, look) if result else [])
+
+
+def result_lines(card: tuple[Any, ...], width: int, look: Look) -> list[Content]:
+    """Score beside the parent's: tasks won and lost, difference with its interval."""
+    parent, mean, under, parent_mean, c = card[1], card[12], card[13], card[14], card[15]
+    if mean is None:
+        return []
+    out = [line(("result  ", look("muted")), (percent(mean), look("title")), (f" under {under}", look("muted")))]
+    if c is not None:
+        role = "good" if c.low > 0 else "bad" if c.high < 0 else "muted"
+        minus = look.glyphs.minus
+        out.append(
+            line(
+                ("parent  ", look("muted")), (percent(parent_mean), ""), (f" {parent}", look("muted")),
+                (f"   {points(c.difference, minus)} points", look(role)),
+                (f" [{points(c.low, minus)}, {points(c.high, minus)}]", look("muted")),
+            )
+        )  # fmt: skip
+        out.append(
+            line(
+                ("tasks   ", look("muted")), (f"{c.won} won  ", look("good")), (f"{c.lost} lost", look("bad")),
+                (f"  {c.tied} the same", look("muted")),
+            )
+        )  # fmt: skip
+    return [row for content in out for row in content.wrap(max(1, width))]
+
+
+class Candidates(Pane):
+    """The archive, newest first (or best first)."""
+
+    NAME = "candidates"
+
+    def __init__(self, look: Look, id: str | None = None) -> None:
+        super().__init__(look, choosable=True, id=id)
+        self.ids: list[str] = []
+        self.best_first = False
+        self._seq = -1
+        self._rows: tuple[Any, ...] = ()
+
+    @property
+    def under_cursor(self) -> str:
+        return self.ids[self.cursor] if self.cursor < len(self.ids) else ""
+
+    def snapshot(self, view: View) -> Any:
+        s = view.state
+        if s.seq != self._seq:
+            waiting = {c.id for c in waiting_for(s)}
+            self._seq, self._rows = s.seq, tuple(self._row(s, c, c.id in waiting) for c in s.harnesses.values())
+        return (self._rows, s.harness, s.pinned, self.best_first)
+
+    def _row(self, s: RunState, c: Candidate, waits: bool) -> tuple[Any, ...]:
+        mean, under = compare.newest_mean(s, c)
+        status = (
+            "waiting" if waits else c.outcome or ("approved" if c.decided else "checked" if c.checked else "proposed")
+        )
+        return (c.id, c.parent, status, mean, under == s.policy, compare.against_parent(s, c), c.cycle, c.iteration,
+                plain(c.hypothesis, 200), plain(c.proposer, 20))  # fmt: skip
+
+    def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
+        rows, current, pinned, best_first = snap
+        kept = self.under_cursor
+        ordered = sorted(rows, key=lambda row: row[3] if row[3] is not None else -1.0) if best_first else list(rows)
+        ordered.reverse()
+        self.ids = [row[0] for row in ordered]
+        dot = self.look.glyphs.dot
+        self.border_title = f"candidates {dot} {len(rows)}" + (f" {dot} best first" if best_first else "")
+        if kept in self.ids:
+            self.set_reactive(Candidates.cursor, self.ids.index(kept))
+        wide = width >= 84
+        head = [
+            ("  id", 7, "", False),
+            ("outcome", 10, "", False),
+            ("score", 7, "", True),
+            (f"{'points':>6}", 6, "", True),
+        ]
+        head += [("95% interval", 15, "", False), ("from", 5, "", False), ("cycle", 5, "", False)] if wide else []
+        head.append(("hypothesis", 40, "", False))
+        header = [code.columns([(t, w, self.look("muted"), right) for t, w, _, right in head])]
+        best = max((row[3] for row in rows if row[3] is not None and row[4]), default=None)
+        return [self._line(row, current, pinned, best, wide, width) for row in ordered], header
+
+    def _line(
+        self, row: tuple[Any, ...], current: str, pinned: str, best: float | None, wide: bool, width: int
+    ) -> Content:
+        name, parent, status, mean, is_now, c, cycle, iteration, hypothesis, _ = row
+        look, g = self.look, self.look.glyphs
+        role = {"accepted": "accepted", "scored": "muted", "waiting": "warning"}.get(status, "bad")
+        role = "muted" if status in ("approved", "checked", "proposed") else role
+        mark = g.pin if name == pinned else g.accepted if name == current else " "
+        style = look("pinned") if name == pinned else look("accepted")
+        score = look("best") if is_now and mean is not None and mean == best else "" if is_now else look("faint")
+        gap, interval, gap_role = "", "", "muted"
+        if c is not None:
+            gap = points(c.difference, g.minus)
+            interval = f"[{points(c.low, g.minus)}, {points(c.high, g.minus)}]"
+            gap_role = "good" if c.low > 0 else "bad" if c.high < 0 else "muted"
+        cells = [
+            (name, 5, "bold" if name == current else "", False),
+            (f"{_outcome_glyph(status, g)} {status}", 10, look(role), False),
+            (percent(mean), 7, score, True), (gap, 6, look(gap_role), True),
+        ]  # fmt: skip
+        if wide:
+            cells += [(interval, 15, look("muted"), False), (parent, 5, look("muted"), False)]
+            cells.append((f"{cycle}.{iteration}" if parent else "", 5, look("muted"), False))
+        used = 2 + sum(w + 2 for _, w, _, _ in cells)
+        cells.append((hypothesis, max(1, width - used), "" if status != "vetoed" else look("muted"), False))
+        return Content("").join([line((f"{mark} ", style)), code.columns(cells)])
+
+
+def _outcome_glyph(status: str, g: Glyphs) -> str:
+    marks = {"accepted": g.accepted, "scored": g.on, "waiting": "?", "approved": g.yes, "checked": g.off}
+    return marks.get(status, g.off if status == "proposed" else g.no)
+
+
+class Events(Pane):
+    NAME = "events"
+
+    def __init__(self, look: Look, id: str | None = None) -> None:
+        super().__init__(look, id=id)
+        self.follow_end = True
+
+    def snapshot(self, view: View) -> Any:
+        events = view.session.events
+        return (events[0][0] if events else 0, events[-1][0] if events else 0, view.session)
+
+    def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
+        session = snap[2]
+        self.border_title = f"events {self.look.glyphs.dot} {snap[1]:,}" if snap[1] else "events"
+        return [self._line(event) for _, event in session.events] or [line(("nothing yet", self.look("muted")))], ()
+
+    def _line(self, event: r.AnyEvent) -> Content:
+        look = self.look
+        role = {
+            r.Failure: "failure", r.Warned: "warning", r.HarnessAccepted: "accepted", r.CommandTaken: "key",
+            r.TestScored: "test", r.RunFinished: "title", r.Paused: "warning",
+        }.get(type(event), "")  # fmt: skip
+        style = look(role) if role else ""
+        if isinstance(event, r.PhaseStarted):
+            style = look.phase(event.phase)
+        if isinstance(event, r.CandidateOutcome | r.CandidateChecked) and not getattr(event, "ok", False):
+            style = look("bad")
+        if isinstance(event, r.VersionPublished | r.StepSampled | r.CandidateProposed | r.ProposalsIn):
+            style = look("muted")
+        clock = time.strftime("%H:%M:%S", time.localtime(event.at))
+        return line((f"{clock} ", look("faint")), (plain(words(event), 500), style))
