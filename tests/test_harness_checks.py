@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import sys
+from pathlib import Path
 
 import pytest
 
 from whale_tui.harness import contract, fst
 from whale_tui.harness.checks import check, source_hash
 from whale_tui.harness.contract import MODULES, ToolError, use_tool
+from whale_tui.harness.sealed import can_seal
 
 GOOD = '''"""Ask once."""
 import re
@@ -292,3 +295,18 @@ def test_the_contract_names_everything_that_a_proposer_needs():
     ):
         assert word in contract.CONTRACT
     assert all(name in contract.CONTRACT for name in MODULES - {"__future__"})
+
+
+def kernel_offers_seccomp() -> bool:
+    try:
+        import pyseccomp  # noqa: F401
+
+        return sys.platform == "linux" and "\nSeccomp:" in Path("/proc/self/status").read_text()
+    except (ImportError, RuntimeError, OSError):
+        return False
+
+
+@pytest.mark.skipif(not kernel_offers_seccomp(), reason="no seccomp in this kernel, or no libseccomp")
+def test_what_can_be_sealed_is_sealed():
+    """So that a broken seal is a failure, and not a reason to skip every test of it."""
+    assert can_seal() == (True, "sealed with seccomp")

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from whale_tui.harness import seal
 from whale_tui.harness.sealed import HarnessLoadError, SealedWorker, SealUnavailable, can_seal
 from whale_tui.harness.worker import EpisodeEnd, Limits, Reply
 
 SEALED, WHY_NOT = can_seal()
 pytestmark = pytest.mark.skipif(not SEALED, reason=f"no seal here: {WHY_NOT}")
+FEW = """read write mmap mprotect munmap mremap brk madvise futex rt_sigprocmask rt_sigreturn set_robust_list rseq
+restart_syscall sched_yield clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday getrandom gettid getpid
+exit exit_group""".split()  # noqa: SIM905
+"""What is behind the seal, written out once more: a longer list in the product is a decision, not a slip."""
 
 GIFTS = """os sys ctypes socket subprocess signal mmap resource threading fcntl select shutil tempfile multiprocessing
 pty gc time pathlib asyncio sqlite3 importlib _thread multiprocessing.popen_fork""".split()  # noqa: SIM905
@@ -96,7 +99,7 @@ EPERM = {
     "a fifo": "return os.mkfifo(task.victim + '-fifo')",
     "extended attributes": "return os.setxattr(task.victim, 'user.a', b'b')",
     "file system statistics": "return os.statvfs('/')",
-    "umask": "return c('syscall', 95 if os.uname else 166, 0)",
+    "umask": "return c('syscall', 95 if task.x86 else 166, 0)",
     # /proc
     "/proc/self/mem": "return os.open('/proc/self/mem', os.O_RDWR)",
     "/proc/self/environ": "return open('/proc/self/environ').read()",
@@ -252,8 +255,7 @@ async def test_a_way_out_is_refused(way, tmp_path):
 async def test_every_system_call_but_the_few_is_refused():
     import pyseccomp
 
-    allowed = {pyseccomp.resolve_syscall(pyseccomp.system_arch(), name): name for name in seal.ALLOWED}
-    special = {pyseccomp.resolve_syscall(pyseccomp.system_arch(), n) for n in ("read", "write", "mmap", "mprotect")}
+    few = [pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) for name in FEW]
     way = """
 let_through = []
 for number in range(600):
@@ -264,11 +266,10 @@ for number in range(600):
             let_through.append((number, result, ctypes.get_errno()))
 raise ValueError(let_through)"""
     probes = {335, 336} if platform.machine() == "x86_64" else set()  # never filtered; SIGILL if called
-    tried, after, _ = await attack(way, skip=[*allowed, *special, *probes])
+    tried, after, _ = await attack(way, skip=[*few, *probes])
     clone3 = pyseccomp.resolve_syscall(pyseccomp.system_arch(), "clone3")
     assert tried.answer == f"refused: ValueError None [({clone3}, -1, 38)]"
     assert after.answer == "honest HELLO"
-    assert {"open", "openat", "socket", "execve", "fork", "kill"}.isdisjoint(allowed.values())
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the x32 ABI is x86-64's")
@@ -370,6 +371,8 @@ FORGED = {
 os.write(1, b'{"type":"tool","ep":1,"name":"a","kwargs":{},"args":' + b'[' * 5000 + b']' * 5000 + b'}\n')""",
     "a second load": rb"""os.write(1, b'{"type":"loaded"}\n')""",
     "a second beginning": rb"""os.write(1, b'{"type":"begin","ep":1,"thread":1}\n')""",
+    "a thread of five thousand digits": rb"""
+os.write(1, b'{"type":"begin","ep":1,"thread":' + b'9' * 5000 + b'}\n')""",
     "an empty line": rb"os.write(1, b'\n')",
     "a huge number": rb"""os.write(1, b'{"type":"done","ep":' + b'9' * 5000 + b',"answer":"x"}\n')""",
     "an endless line": rb"""
@@ -482,14 +485,14 @@ def state(pid: int) -> str:
 
 
 async def test_a_worker_dies_with_the_engine(tmp_path):
-    """An engine killed outright leaves no worker behind, not even one that computes."""
+    """An engine killed outright leaves no worker behind, not even one that holds its interpreter busy."""
     script = tmp_path / "engine.py"
     script.write_text("""
 import asyncio
 from whale_tui.harness.worker import Limits, SealedWorker
 
 async def main():
-    worker = await SealedWorker.start("def run(task, model, tools):\\n    while True: pass", Limits())
+    worker = await SealedWorker.start("def run(task, model, tools):\\n    9 ** 9 ** 9", Limits())
     asyncio.create_task(worker.run_episode({}, None, None))
     await asyncio.sleep(0.2)
     print(worker.pid, flush=True)

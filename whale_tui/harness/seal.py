@@ -56,7 +56,7 @@ def seal(setup: dict) -> None:
 
     sealed = setup["program"] is not None
     if sealed:
-        control(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the engine
+        control(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the thread of the engine that started it
         if os.getppid() != setup["parent"]:
             os._exit(0)
     for name, value in {**setup["limits"], "CORE": 0, "FSIZE": 0, "NOFILE": 3}.items():

@@ -82,7 +82,10 @@ def can_seal() -> tuple[bool, str]:
         line = wire.encode(_setup("def run(task, model, tools): return ''", Limits(), _program())) + b"\n"
     except (ImportError, RuntimeError, OSError) as missing:
         return False, f"libseccomp can't be used ({missing}); install the system's libseccomp2 package"
-    probe = subprocess.run(_command(), input=line, env={}, capture_output=True, timeout=60, start_new_session=True)
+    try:
+        probe = subprocess.run(_command(), input=line, env={}, capture_output=True, timeout=60, start_new_session=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return False, f"a worker could not be started: {error}"
     if b'"loaded"' in probe.stdout:
         return True, "sealed with seccomp"
     last = probe.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"status {probe.returncode}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from whale_tui.harness.contract import Reply
 
@@ -53,6 +53,9 @@ class EpisodeEnd(Struct):
 # ----------------------------------------------------------------------------------------------- what a worker may say
 
 
+Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
 class Message(Struct, tag_field="type", forbid_unknown_fields=True):
     pass
 
@@ -70,17 +73,17 @@ class Unloadable(Message, tag="unloadable"):
 
 
 class Begin(Message, tag="begin"):
-    ep: int
-    thread: int
+    ep: Number
+    thread: Number
 
 
 class Refuse(Message, tag="refuse"):
-    ep: int
+    ep: Number
     detail: str
 
 
 class Chat(Message, tag="chat"):
-    ep: int
+    ep: Number
     messages: Raw
     max_tokens: Raw
     stop: Raw
@@ -88,19 +91,19 @@ class Chat(Message, tag="chat"):
 
 
 class Tool(Message, tag="tool"):
-    ep: int
+    ep: Number
     name: str
     args: list[Any]
     kwargs: dict[str, Any]
 
 
 class Done(Message, tag="done"):
-    ep: int
+    ep: Number
     answer: str
 
 
 class Fail(Message, tag="fail"):
-    ep: int
+    ep: Number
     detail: str
 
 
