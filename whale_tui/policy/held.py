@@ -1,0 +1,244 @@
+"""The policy as the worker holds it: a sampler, a trainer (built when first needed), and the version that both are at."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from whale_tui.policy import artifact, proof, wire
+from whale_tui.policy.chat import ChatTokenizer
+from whale_tui.policy.fit import why_not_fast
+from whale_tui.policy.plain import PlainSampler
+from whale_tui.policy.protocol import PolicyFailure, PolicyInfo, Publication
+from whale_tui.policy.rows import Row, Stops
+from whale_tui.policy.sampler import FastSampler
+from whale_tui.policy.trainer import Interrupted, Trainer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class HeldPolicy:
+    """Serves the calls of wire.py. `note` says progress; `interrupted` tells that the call being served is abandoned."""
+
+    def __init__(self, note: Callable[[str], None], interrupted: Callable[[], bool]) -> None:
+        self._note = note
+        self._interrupted = interrupted
+        self._trainer: Trainer | None = None
+        self._folder: Path | None = None  # of the published version; None: the base model
+        self._with_optimizer = False
+        self._trained = False  # the trainer has moved away from the published version
+        self._proved = True
+
+    def answer(self, ask: wire.Ask) -> wire.Reply:
+        number = ask.number
+        match ask:
+            case wire.Load():
+                return wire.Loaded(number=number, info=self._load(ask))
+            case wire.Advance():
+                return self._advance(ask)
+            case wire.Begin():
+                self._sampler.clear()
+                self._settle()
+                return wire.Begun(number=number)
+            case wire.Train():
+                return self._train(ask)
+            case wire.Publish():
+                return wire.Published(number=number, publication=self._publish(ask.version, Path(ask.folder)))
+            case wire.Restore():
+                folder = Path(ask.folder) if ask.folder is not None else None
+                return wire.Restored(number=number, hash=self._restore(folder, ask.with_optimizer))
+        raise TypeError(f"no call {type(ask).__name__}")
+
+    # ------------------------------------------------------------------------------------------------------- loading
+
+    def _load(self, ask: wire.Load) -> PolicyInfo:
+        torch.set_num_threads(_cores())
+        self._ask = ask
+        self._model = Path(ask.model_path)
+        started = time.perf_counter()
+        try:
+            config = json.loads((self._model / "config.json").read_text())
+            self._device = pick_device(ask.device)
+            self._dtype = DTYPES[ask.dtype] if ask.dtype != "auto" else pick_dtype(self._device)
+            self._chat = ChatTokenizer(self._model)
+            self._base_hash = artifact.hash_base(self._model)
+            self._note(f"loading {self._model.name} on {self._device} in {_name(self._dtype)}")
+            self._why_plain = why_not_fast(config, self._model) or ("" if ask.fast else "switched off")
+            sampler = PlainSampler if self._why_plain else FastSampler
+            stops = Stops(self._chat.decode)
+            self._sampler = sampler(self._model, self._device, self._dtype, stops, ask.max_rows)
+        except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+            raise PolicyFailure("bad-model", f"{self._model}: {type(error).__name__}: {error}") from None
+        self._probe = self._chat.encode(proof.TEXT)
+        self._rollout_base = self._sampler.probe(self._probe)
+        self._note(f"loaded in {time.perf_counter() - started:.1f} s")
+        return PolicyInfo(
+            model_path=str(self._model),
+            base_hash=self._base_hash,
+            tokenizer_hash=self._chat.hash,
+            device=str(self._device),
+            compute_dtype=_name(self._dtype),
+            parameters=self._sampler.parameters,
+            trained_parameters=sum(ask.lora_rank * (a + b) for a, b in self._sampler.linears.values()),
+            fast_path=not self._why_plain,
+            note=f"plain sampling path: {self._why_plain}" if self._why_plain else "",
+        )
+
+    def _need_trainer(self) -> Trainer:
+        if self._trainer is None:
+            self._note("loading the trainer")
+            self._trainer = Trainer(
+                self._model,
+                self._device,
+                rank=self._ask.lora_rank,
+                alpha=self._ask.lora_alpha,
+                seed=self._ask.seed,
+                compute=self._dtype,
+                packed=why_not_fast(json.loads((self._model / "config.json").read_text()), self._model) == "",
+                pack_nodes=self._ask.pack_nodes,
+            )
+            self._trainer_base = self._trainer.probe(self._probe)
+            self._set_trainer(self._trainer)
+        return self._trainer
+
+    # ------------------------------------------------------------------------------------------- sampling and training
+
+    def _advance(self, ask: wire.Advance) -> wire.Rows:
+        self._settle()
+        if not self._proved:
+            raise PolicyFailure("publish-unproved", "the last publish was not proved: restore a version first")
+        try:
+            self._sampler.submit([Row(ticket, request) for ticket, request in ask.requests])
+            return wire.Rows(number=ask.number, rows=self._sampler.advance(self._interrupted))
+        except Exception:
+            self._sampler.clear()
+            raise
+
+    def _train(self, ask: wire.Train) -> wire.TrainDone:
+        self._sampler.clear()
+        self._settle()
+        trainer = self._need_trainer()
+        self._trained = True
+        try:
+            done = trainer.train(ask.request, self._interrupted, self._note)
+        except Exception:
+            self._settle()
+            raise
+        return wire.TrainDone(number=ask.number, trained=done)
+
+    def _settle(self) -> None:
+        """What was trained and not published is given up: the trainer goes back to the published version."""
+        if self._trained and self._trainer is not None:
+            self._set_trainer(self._trainer)
+        self._trained = False
+
+    def _set_trainer(self, trainer: Trainer) -> None:
+        if self._folder is None:
+            trainer.reset()
+        else:
+            optimizer = artifact.read_optimizer(self._folder) if self._with_optimizer else None
+            trainer.load(artifact.read_adapter(self._folder), optimizer)
+
+    # --------------------------------------------------------------------------------------------- publish and restore
+
+    def _publish(self, version: str, folder: Path) -> Publication:
+        trainer = self._need_trainer()
+        hash, manifest_hash = artifact.write(
+            folder, version, self._base_hash, trainer.adapter(), trainer.adapter_config(), trainer.optimizer_state()
+        )
+        self._proved = False
+        probe_trainer, probe_rollout = self._serve(folder, hash)
+        self._folder, self._with_optimizer, self._trained, self._proved = folder, True, False, True
+        return Publication(
+            version=version,
+            hash=hash,
+            path=str(folder),
+            manifest_hash=manifest_hash,
+            probe_trainer=probe_trainer,
+            probe_rollout=probe_rollout,
+        )
+
+    def _restore(self, folder: Path | None, with_optimizer: bool) -> str:
+        hash = self._base_hash
+        if folder is not None:
+            hash = artifact.verify(folder, self._base_hash, with_optimizer=with_optimizer).hash
+        self._proved = False
+        self._folder, self._with_optimizer, self._trained = folder, with_optimizer, False
+        if folder is None:
+            if self._trainer is not None:
+                self._trainer.reset()
+            self._sampler.load({})
+            proof.prove_probe(
+                self._rollout_base, self._sampler.probe(self._probe), self._rollout_base, self._rollout_base
+            )
+        else:
+            fresh = self._trainer is None
+            trainer = self._need_trainer()
+            if not fresh:
+                self._set_trainer(trainer)
+            self._serve(folder, hash)
+        self._proved = True
+        return hash
+
+    def _serve(self, folder: Path, hash: str) -> tuple[float, float]:
+        """Load a version into the sampler from its files, and prove it. Returns the probe's means (trainer, rollouts)."""
+        loaded = artifact.hash_tensors(artifact.read_adapter(folder), self._base_hash)
+        if loaded != hash:
+            raise PolicyFailure("publish-unproved", f"the adapter read back has hash {loaded}, not {hash}")
+        deltas = artifact.deltas(folder)
+        self._sampler.load(deltas)
+        self._note(
+            f"{folder.name}: {self._prove_weights(deltas):.0%} of the adapted weights differ from the base as served"
+        )
+        trainer, rollout = self._need_trainer().probe(self._probe), self._sampler.probe(self._probe)
+        proof.prove_probe(trainer, rollout, self._trainer_base, self._rollout_base)
+        return float(trainer.mean()), float(rollout.mean())
+
+    def _prove_weights(self, deltas: dict[str, Callable[[], torch.Tensor]]) -> float:
+        """Compare the served weights of some modules, spread over the depth, with base + delta. Returns the share changed."""
+        moved = asked = 0.0
+        changed = total = 0
+        modules = list(deltas)
+        for module in modules[:: max(1, len(modules) // 16)]:
+            served, base, delta = self._sampler.served(module), self._sampler.base(module), deltas[module]()
+            moved += float(((served - base) * delta).sum(dtype=torch.float64))
+            asked += float(delta.square().sum(dtype=torch.float64))
+            changed += int((served != base.to(self._dtype).float()).sum())
+            total += served.numel()
+        proof.prove_weights(moved, asked)
+        return changed / total if total else 0.0
+
+
+def pick_device(wanted: str) -> torch.device:
+    if wanted != "auto":
+        if wanted.startswith("cuda") and not torch.cuda.is_available():
+            raise PolicyFailure("bad-device", "policy.device is cuda, but torch sees no CUDA device here")
+        if wanted == "mps" and not torch.backends.mps.is_available():
+            raise PolicyFailure("bad-device", "policy.device is mps, but torch sees no MPS device here")
+        return torch.device(wanted)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def pick_dtype(device: torch.device) -> torch.dtype:
+    """bf16 where the processor multiplies it natively, else fp32."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    if device.type == "cpu":
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if native else torch.float32
+    return torch.float32
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

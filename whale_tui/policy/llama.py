@@ -1,0 +1,245 @@
+"""A dense Llama-like decoder for inference: fused projections, packed tokens, attention left to the caller.
+
+Matrices are held once, in the compute dtype (bf16 or fp32); norms and the residual stream are fp32. A weight version is merged
+into them in place, each time from the fp32 base in the model's files, so that nothing drifts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional as F
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [n, kv heads, queries per kv head, d], keys [n, kv heads, d], values like keys) -> [n, heads * d].
+
+Queries come scaled by 1/sqrt(d). Everything is in the compute dtype."""
+
+FUSED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+class Layer:
+    """Tensors of one decoder layer, filled by Llama."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    gate_up: Tensor
+    down: Tensor
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+
+
+class Llama:
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        self.device, self.dtype = device, dtype
+        self.hidden = config["hidden_size"]
+        self.heads = config["num_attention_heads"]
+        self.kv_heads = config.get("num_key_value_heads") or self.heads
+        self.head_dim = config.get("head_dim") or self.hidden // self.heads
+        self.intermediate = config["intermediate_size"]
+        self.eps = config.get("rms_norm_eps", 1e-6)
+        self.depth = config["num_hidden_layers"]
+        self._files = _Files(folder)
+        self.embedding = self._base("model.embed_tokens.weight").to(device, dtype)
+        self.vocabulary = self.embedding.shape[0]
+        tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in self._files
+        self.head = self.embedding if tied else self._base("lm_head.weight").to(device, dtype)
+        self.norm = self._base("model.norm.weight").to(device)
+        self.layers = [self._layer(i) for i in range(self.depth)]
+        self._frequencies, self._rope_scale = _rope(config, folder, self.head_dim)
+        self._rope_table(1024)
+        self.parameters = sum(
+            self._files.sizes[name] for name in self._files.sizes if not (tied and name == "lm_head.weight")
+        )
+
+    # -------------------------------------------------------------------------------------------------------- weights
+
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Every linear module that an adapter may touch -> (in, out)."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes = {
+            "self_attn.q_proj": (self.hidden, q),
+            "self_attn.k_proj": (self.hidden, kv),
+            "self_attn.v_proj": (self.hidden, kv),
+            "self_attn.o_proj": (q, self.hidden),
+            "mlp.gate_proj": (self.hidden, self.intermediate),
+            "mlp.up_proj": (self.hidden, self.intermediate),
+            "mlp.down_proj": (self.intermediate, self.hidden),
+        }
+        return {f"model.layers.{i}.{name}": shape for i in range(self.depth) for name, shape in shapes.items()}
+
+    @torch.no_grad()
+    def load(self, deltas: Mapping[str, Callable[[], Tensor]]) -> None:
+        """Make every matrix base + delta (fp32 sum, rounded once)."""
+        unknown = set(deltas) - set(self.linears())
+        if unknown:
+            raise ValueError(f"the adapter changes {sorted(unknown)[0]}, which this model does not have")
+        for module in self.linears():
+            weight = self.base(module)
+            if module in deltas:
+                weight = weight + deltas[module]()
+            self._view(module).copy_(weight)
+
+    def base(self, module: str) -> Tensor:
+        """A module's weight as the model's files have it: fp32 [out, in], on the CPU."""
+        return self._base(f"{module}.weight")
+
+    def served(self, module: str) -> Tensor:
+        """A module's weight as it is computed with, as fp32 on the CPU."""
+        return self._view(module).float().cpu()
+
+    def _view(self, module: str) -> Tensor:
+        _, _, number, name = module.split(".", 3)
+        for fused, parts in FUSED.items():
+            if name in parts:
+                sizes = [self.linears_of(part)[1] for part in parts]
+                start = sum(sizes[: parts.index(name)])
+                return getattr(self.layers[int(number)], fused)[start : start + sizes[parts.index(name)]]
+        raise KeyError(module)
+
+    def linears_of(self, name: str) -> tuple[int, int]:
+        return self._shapes[name]
+
+    def _layer(self, i: int) -> Layer:
+        if i == 0:
+            self._shapes = {k.split(".", 3)[3]: v for k, v in self.linears().items()}
+        layer, prefix = Layer(), f"model.layers.{i}."
+        for fused, parts in FUSED.items():
+            matrix = torch.cat([self.base(prefix + part).to(self.device, self.dtype) for part in parts])
+            setattr(layer, fused, matrix)
+        layer.qkv_bias = self._bias([prefix + part for part in FUSED["qkv"]])
+        layer.o_bias = self._bias([prefix + "self_attn.o_proj"])
+        layer.attention_norm = self._base(prefix + "input_layernorm.weight").to(self.device)
+        layer.mlp_norm = self._base(prefix + "post_attention_layernorm.weight").to(self.device)
+        normed = prefix + "self_attn.q_norm.weight" in self._files
+        layer.q_norm = self._base(prefix + "self_attn.q_norm.weight").to(self.device) if normed else None
+        layer.k_norm = self._base(prefix + "self_attn.k_norm.weight").to(self.device) if normed else None
+        return layer
+
+    def _bias(self, modules: list[str]) -> Tensor | None:
+        if f"{modules[0]}.bias" not in self._files:
+            return None
+        return torch.cat([self._base(f"{module}.bias") for module in modules]).to(self.device, self.dtype)
+
+    def _base(self, name: str) -> Tensor:
+        return self._files.tensor(name).float()
+
+    # -------------------------------------------------------------------------------------------------------- forward
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """ids, positions: [n], tokens in any order. Returns the last layer's output after its norm: fp32 [n, hidden]."""
+        n, per = len(ids), self.heads // self.kv_heads
+        q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        longest = int(positions.max()) + 1
+        if longest > len(self._cos):
+            self._rope_table(2 * longest)
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        x = F.embedding(ids, self.embedding).float()
+        for i, layer in enumerate(self.layers):
+            qkv = F.linear(self._normed(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+            qk = qkv[:, : q_size + kv_size].view(n, self.heads + self.kv_heads, self.head_dim)
+            if layer.q_norm is not None:
+                qk = torch.cat(
+                    [
+                        self._normed(qk[:, : self.heads].float(), layer.q_norm),
+                        self._normed(qk[:, self.heads :].float(), layer.k_norm),
+                    ],
+                    1,
+                )
+            qk = _rotate(qk.float(), cos, sin)
+            q = (qk[:, : self.heads] * self.head_dim**-0.5).to(self.dtype).view(n, self.kv_heads, per, self.head_dim)
+            k = qk[:, self.heads :].to(self.dtype)
+            v = qkv[:, q_size + kv_size :].view(n, self.kv_heads, self.head_dim)
+            x = x + F.linear(attend(i, q, k, v), layer.o, layer.o_bias)
+            gate_up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up)
+            gate = F.silu(gate_up[:, : self.intermediate])
+            x = x + F.linear(gate.mul_(gate_up[:, self.intermediate :]), layer.down)
+        return F.rms_norm(x, (self.hidden,), self.norm, self.eps)
+
+    def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` highest logits of each row, fp32 [n, count], and their ids.
+
+        Found among logits in the compute dtype, then computed again with fp32 sums: bf16 alone would round a logit of 20 to
+        eighths and distort the distribution.
+        """
+        rough = F.linear(hidden.to(self.dtype), self.head)
+        ids = rough.topk(count, dim=-1).indices if count < self.vocabulary else None
+        if self.dtype == torch.float32:
+            return (
+                (rough, torch.arange(self.vocabulary, device=self.device).expand(len(rough), -1))
+                if ids is None
+                else (
+                    rough.gather(-1, ids),
+                    ids,
+                )
+            )
+        if ids is None:
+            exact = hidden @ self.head.float().T
+            return exact, torch.arange(self.vocabulary, device=self.device).expand(len(exact), -1)
+        exact = torch.bmm(F.embedding(ids, self.head).float(), hidden[:, :, None])[:, :, 0]
+        return exact, ids
+
+    def logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Log-probability of one target a row, fp32 [n]."""
+        logits = hidden @ self.head.float().T
+        return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.eps).to(self.dtype)
+
+    def _rope_table(self, length: int) -> None:
+        angles = torch.arange(length)[:, None].float() * self._frequencies[None]
+        self._cos = (angles.cos() * self._rope_scale).to(self.device)
+        self._sin = (angles.sin() * self._rope_scale).to(self.device)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _rope(config: dict, folder: Path, head_dim: int) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] and the attention scale; scaled kinds as transformers computes them."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default":
+        theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
+        return 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim), 1.0
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](AutoConfig.from_pretrained(folder), torch.device("cpu"))
+    return frequencies.float(), float(scale)
+
+
+class _Files:
+    """All tensors of a folder's safetensors files by name, read where they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._open = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+        self._by_name = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118
+        self.sizes = {
+            name: int(torch.tensor(file.get_slice(name).get_shape()).prod()) for name, file in self._by_name.items()
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def tensor(self, name: str) -> Tensor:
+        return self._by_name[name].get_tensor(name)
