@@ -94,6 +94,12 @@ def test_future_imports_and_submodules_from_their_package():
     assert check("from __future__ import annotations\nfrom urllib import parse\nfrom collections import abc\n" + RUN).ok
 
 
+@pytest.mark.parametrize("source", ["x = " + "-" * 30_000 + "1", "x = " + "(" * 300, "x = '\0'", "'\ud800'", "def"])
+def test_what_has_no_identity_says_so_in_two_ways_only(source):
+    with pytest.raises((SyntaxError, ValueError)):
+        source_hash(source)
+
+
 def test_a_generator_inside_run_is_fine():
     assert check("def run(task, model, tools):\n    def lines():\n        yield 'a'\n    return ''.join(lines())").ok
 

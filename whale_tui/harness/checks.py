@@ -34,7 +34,10 @@ class Checked(Struct):
 def source_hash(source: str) -> str:
     """A harness's identity: the hash of its code without comments, docstrings and formatting. SyntaxError or ValueError
     where it doesn't parse."""
-    return content_hash(ast.unparse(fst.without_docstrings(ast.parse(source))))
+    try:
+        return content_hash(ast.unparse(fst.without_docstrings(ast.parse(source))))
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(f"nested too deeply ({type(error).__name__})") from error
 
 
 def check(
