@@ -34,7 +34,7 @@ def _engine(c: Context) -> str:
     """Why a control can't be sent now; empty where it can."""
     if c.state is None:
         return "open a run first"
-    if c.state.status in ("finished", "stopped") and not c.live:
+    if c.state.status in ("finished", "stopped"):
         return f"the run is {c.state.status}"
     return "" if c.live else "no engine runs: A starts it again"
 
@@ -60,7 +60,7 @@ def _no_engine(c: Context) -> str:
         return "open a run first"
     if c.state.status == "finished":
         return "the run is finished"
-    return "the engine is running" if c.live else ""
+    return "the engine is running" if c.live and c.state.status != "stopped" else ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("view.copy", "y", "copy what the pane in focus shows (OSC 52, and a file)", "copy"),
     Action("view.screenshot", "w", "write a picture of the screen (SVG)", "screenshot"),
     Action("view.theme", "T", "choose a theme, seen as you move", "choose_theme"),
-    Action("go.run", "R", "the run", "go_run", "", ALL_BUT_HOME, _run),
+    Action("go.run", "R", "the run", "go_run", "", ALL_BUT_HOME, _run, "run"),
     Action("go.inbox", "i", "candidates that wait for you", "go_inbox", "", ALL_BUT_HOME, _run, "inbox"),
     Action("go.episodes", "e", "every episode, filtered", "go_episodes", "", ALL_BUT_HOME, _run, "episodes"),
     Action("go.lineage", "l", "harnesses by policy versions", "go_lineage", "", ALL_BUT_HOME, _run, "lineage"),

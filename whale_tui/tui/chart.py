@@ -192,12 +192,12 @@ def _legend(points: Sequence[Point], window: int, look: Look) -> Content:
     parts: list[str | tuple[str, str]] = [" " * MARGIN]
     mean = "⠒" if g.braille else "*"
     if "weight" in phases:
-        parts += [(g.raw, look.phase("weight")), (" step   ", look("muted"))]
-        parts += [(mean, look.phase("weight")), (f" mean of {window}   ", look("muted"))]
+        parts += [(g.raw, look.phase("weight")), (" step  ", look("muted"))]
+        parts += [(mean, look.phase("weight")), (f" mean of {window}  ", look("muted"))]
     if "harness" in phases:
-        parts += [(g.iteration, look.phase("harness")), (" best of archive   ", look("muted"))]
+        parts += [(g.iteration, look.phase("harness")), (" best of archive  ", look("muted"))]
     if "accept" in kinds:
-        parts += [(g.accepted, look("accepted")), (" accepted   ", look("muted"))]
+        parts += [(g.accepted, look("accepted")), (" accepted  ", look("muted"))]
     if "test" in kinds:
         parts += [(g.test, look("test")), (" test", look("muted"))]
     return line(*parts)

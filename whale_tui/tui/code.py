@@ -112,7 +112,7 @@ def _half(
     style = style if sign != " " else ""
     content = _changed(_side(side, number), style, spans)
     head = line((f"{number:>4} ", look("faint")), (f"{sign} ", style))
-    return cut(Content("").join([head, content, Content(" " * width)]), width)
+    return cut(Content("").join([head, content]), width).truncate(width, pad=True)
 
 
 def _side(side: list[Content], number: int | None) -> Content:

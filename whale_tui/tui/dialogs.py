@@ -32,7 +32,7 @@ class Confirm(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
-            box.border_title = self.question
+            box.border_title = Content(self.question)
             yield Static(line(self.text))
             look = self.look
             yield Static(
@@ -63,7 +63,7 @@ class Ask(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
-            box.border_title = self.question
+            box.border_title = Content(self.question)
             yield Static(line((self.hint, self.look("muted"))))
             entry = Input(value=self.value, select_on_focus=False)
             entry.cursor_blink = False
@@ -100,14 +100,16 @@ class Pick(ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog pick") as box:
-            box.border_title = self.question
+            box.border_title = Content(self.question)
             entry = Input(placeholder="type to narrow")
             entry.cursor_blink = False
             yield entry
             yield Lines(choosable=True, cursor_style=self.look("cursor"))
 
     def on_mount(self) -> None:
-        self.query_one(Lines).can_focus = False
+        lines = self.query_one(Lines)
+        lines.can_focus = False
+        lines.styles.height = max(1, len(self.items))
         self.call_after_refresh(self._first)
 
     def _first(self) -> None:
@@ -142,8 +144,11 @@ class Pick(ModalScreen[int | None]):
 
     def _tell(self) -> None:
         if self.preview is not None:
-            row = self.query_one(Lines).cursor
-            self.preview(self.shown[row] if row < len(self.shown) else None)
+            lines = self.query_one(Lines)
+            self.preview(self.shown[lines.cursor] if lines.cursor < len(self.shown) else None)
+            self.look = getattr(self.app, "look", self.look)  # the preview may have changed it
+            lines.cursor_style = self.look("cursor")
+            self._fill()
 
     def _fill(self) -> None:
         lines = self.query_one(Lines)

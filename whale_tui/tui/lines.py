@@ -74,7 +74,7 @@ class Lines(ScrollView, can_focus=True):
             self.virtual_size = Size(0, len(self.lines) + len(self.header))
             self.cursor = min(self.cursor, max(0, len(self.lines) - 1))
         top = self.scroll_offset.y
-        width, body = self.size.width, max(0, self.size.height - len(self.header))
+        width, body = self.room.width, max(0, self.size.height - len(self.header))
         if len(old_header) != len(self.header):
             self.refresh()
             return
@@ -91,7 +91,7 @@ class Lines(ScrollView, can_focus=True):
             self.scroll_to(y=self.max_scroll_y, animate=False, immediate=True, force=True)
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.room.width
         style = self.visual_style
         if y < len(self.header):
             return self._strip(self.header[y], width, style)
@@ -114,6 +114,11 @@ class Lines(ScrollView, can_focus=True):
     def _strip(self, content: Content, width: int, style: Style) -> Strip:
         strips = Visual.to_strips(self, content.truncate(width), width, 1, style, pad=True, apply_selection=False)
         return strips[0].adjust_cell_length(width, style.rich_style) if strips else Strip.blank(width, style.rich_style)
+
+    @property
+    def room(self) -> Size:
+        """Cells for content: what the scrollbar leaves."""
+        return self.scrollable_content_region.size
 
     # -------------------------------------------------------------------------------------------------- moving
 
@@ -150,7 +155,7 @@ class Lines(ScrollView, can_focus=True):
 
     def action_sideways(self, by: int) -> None:
         longest = max((c.cell_length for c in self.lines), default=0)
-        self.sideways = min(max(0, self.sideways + by), max(0, longest - self.size.width + 2))
+        self.sideways = min(max(0, self.sideways + by), max(0, longest - self.room.width + 2))
         self.refresh()
 
     def action_choose(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.content import Content
+from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -21,6 +22,9 @@ from whale_tui.tui.plain import line, plain, sides
 if TYPE_CHECKING:
     from whale_tui.tui.app import WhaleApp
 
+
+NARROW = (100, 28)
+"""Under this many columns or rows panes become tabs, or stand above each other."""
 
 ALWAYS = ("help", "palette", "quit")
 """Words of the key bar that stay in sight however narrow it is."""
@@ -129,21 +133,29 @@ class Page(Screen[None]):
         """Show the newest state. Called at most four times a second, and after what the person does."""
         if not self.is_mounted:
             return
+        if view is not None:
+            self.query_one(Status).offer(view)
+            self.show(view)
         context = self.context()
         keys = tuple(
             (show_key(self.app.keys.get(a.id, a.key)).split()[0], _word(a.short, a.id, context))
             for a in available(self.NAME)
-            if a.short and not a.when(context)
+            if a.short and a.does != f"go_{self.NAME}" and not a.when(context)
         )
         self.query_one(KeyBar).offer(keys)
-        if view is not None:
-            self.query_one(Status).offer(view)
-            self.show(view)
 
     def show(self, view: View) -> None:
         for pane in self.query(Pane):
             if pane.display:
                 pane.offer(view)
+
+    @property
+    def narrow(self) -> bool:
+        return self.app.size.width < NARROW[0] or self.app.size.height < NARROW[1]
+
+    def on_resize(self, event: Resize) -> None:
+        self.set_class(self.narrow, "-narrow")
+        self.app.paint()
 
     def restyle(self, look: Look) -> None:
         self.look = look

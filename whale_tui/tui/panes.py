@@ -72,9 +72,10 @@ class Pane(Lines):
             self.redraw()
 
     def redraw(self) -> None:
-        if self.snap is not None and self.size.width:
+        room = self.room
+        if self.snap is not None and room.width > 0 and room.height > 0:
             self.draws += 1
-            self.show(*self.draw(self.snap, self.size.width, self.size.height))
+            self.show(*self.draw(self.snap, room.width, room.height))
 
     def restyle(self, look: Look) -> None:
         self.look, self.cursor_style = look, look("cursor")
@@ -138,17 +139,17 @@ class Status(Widget):
         if condition and width >= 96:
             left.append((f"  {condition}", look("muted")))
         if cycle or phase:
-            left += [(f"  cycle {cycle}", look("muted")), "  "]
+            left.append((f"  cycle {cycle}", look("muted")))
             number = step + 1 if phase == "weight" else iteration + 1
             unit = "step" if phase == "weight" else "iteration"
             if status in ("finished", "stopped"):
-                left.append((f"{g.dot} between phases" if phase is None else "", look("muted")))
+                pass
             elif phase:
                 of = f" of {limit}" if limit and number <= limit else ""
-                left.append((f"{g.on} {phase} phase", "bold " + look.phase(phase).replace("bold ", "")))
+                left.append((f"  {g.on} {phase} phase", "bold " + look.phase(phase).replace("bold ", "")))
                 left.append((f" {unit} {number}{of}", look.phase(phase)))
             else:
-                left.append((f"{g.off} between phases", look("muted")))
+                left.append((f"  {g.off} between phases", look("muted")))
         if policy:
             left += [
                 "  ",
@@ -356,6 +357,10 @@ class Patience(Pane):
         )  # fmt: skip
 
 
+BESIDE_WIDTH = 64
+"""Columns under which a side-by-side diff is shown unified: a column of code would be too narrow to read."""
+
+
 class Harness(Pane):
     """The current source with the last accepted change marked, or the diff of the candidate under the cursor."""
 
@@ -377,7 +382,8 @@ class Harness(Pane):
         return ("source", s.harness, parent, False, ())
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
-        mode, name, parent, beside, card = snap
+        mode, name, parent, beside, card = snap[:5]
+        beside = beside and width >= BESIDE_WIDTH
         dot, session = self.look.glyphs.dot, self.session
         self.border_subtitle = ""
         if not name or session is None:
@@ -391,7 +397,7 @@ class Harness(Pane):
             return code.source_lines(source, changed, self.look), ()
         how = "side by side" if beside else "unified"
         self.border_title = f"diff {dot} {name} against {parent} {dot} {how}"
-        head = card_lines(card, width, self.look, result=False)
+        head = self.head(snap, width)
         body, starts = (
             code.side_by_side_lines(session.source(parent), source, width, self.look) if beside
             else code.diff_lines(session.source(parent), source, self.look)
@@ -401,18 +407,22 @@ class Harness(Pane):
         result = result_lines(card, width, self.look)
         return [*head, Content(""), *body, *([Content(""), *result] if result else [])], ()
 
-    def redraw(self) -> None:
-        before = self.border_title
-        super().redraw()
-        if before != self.border_title:
-            self.scroll_to(y=0, animate=False, immediate=True)
+    def head(self, snap: Any, width: int) -> list[Content]:
+        """What stands above a diff."""
+        return card_lines(snap[4], width, self.look, result=False)
+
+    def offer(self, view: View) -> None:
+        before = self.snap
+        super().offer(view)
+        if before is not None and before[:2] != self.snap[:2]:
+            self.scroll_to(y=0, animate=False, immediate=True, force=True)
 
     def to_hunk(self, direction: int) -> None:
         """Put the next hunk's first line on top; the last stays where there is no further one."""
         here = self.scroll_offset.y
         ahead = [n for n in self.hunks if n > here] if direction > 0 else [n for n in reversed(self.hunks) if n < here]
         if ahead:
-            self.scroll_to(y=ahead[0], animate=False, immediate=True)
+            self.scroll_to(y=ahead[0], animate=False, immediate=True, force=True)
 
 
 def card_of(state: RunState, c: Candidate) -> tuple[Any, ...]:

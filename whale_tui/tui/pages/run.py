@@ -23,8 +23,6 @@ TABS = {
     "candidates": ("candidates",),
     "events": ("events",),
 }
-NARROW = (100, 28)
-"""Under this many columns or rows the panes become tabs."""
 
 
 class Tabs(Widget):
@@ -90,10 +88,6 @@ class RunPage(Page):
         super().on_mount()
 
     # -------------------------------------------------------------------------------------------------- layout
-
-    @property
-    def narrow(self) -> bool:
-        return self.app.size.width < NARROW[0] or self.app.size.height < NARROW[1]
 
     def _arrange(self) -> None:
         """Which panes are in sight: all, those of a tab, or the maximised one."""

@@ -1,0 +1,165 @@
+"""Lineage: harnesses by policy versions, each cell the pair's success rate on D_harness and from how many episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+
+from whale_tui.loop.state import RunState
+from whale_tui.tui.compare import percent
+from whale_tui.tui.look import Look
+from whale_tui.tui.page import Page
+from whale_tui.tui.panes import Pane, View
+from whale_tui.tui.plain import fit, line, plain
+
+CELL = 13
+
+
+class Grid(Pane):
+    NAME = "lineage"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "column(-1)", show=False),
+        Binding("right", "column(1)", show=False),
+    ]
+
+    def __init__(self, look: Look, id: str | None = None) -> None:
+        super().__init__(look, choosable=True, id=id)
+        self.column = 10**6
+        self.first = 0
+        self.rows: list[str] = []
+        self.versions: list[str] = []
+
+    def snapshot(self, view: View) -> Any:
+        return grid_of(view.state)
+
+    def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
+        versions, rows, current, pinned, best = snap
+        kept = self.harness
+        self.versions, self.rows = [name for name, _ in versions], [row[0] for row in rows]
+        wanted = kept if kept in self.rows else current
+        if wanted in self.rows:
+            self.set_reactive(Grid.cursor, self.rows.index(wanted))
+        look, g = self.look, self.look.glyphs
+        if not versions:
+            return [line(("nothing has been measured yet", look("muted")))], ()
+        self.column = min(max(0, self.column), len(versions) - 1)
+        fitting = max(1, (width - 10) // CELL)
+        if self.column < self.first:
+            self.first = self.column
+        self.first = max(self.first, self.column - fitting + 1, 0)
+        self.first = min(self.first, max(0, len(versions) - fitting))
+        seen = range(self.first, min(len(versions), self.first + fitting))
+        head: list[str | tuple[str, str]] = [" " * 10]
+        for n in seen:
+            name, is_current = versions[n]
+            style = look("title") if is_current else look("muted")
+            head.append((fit(name + ("*" if is_current else ""), CELL), style))
+        more = f" {len(versions)} versions" + (f", {self.first} before" if self.first else "")
+        self.border_title = f"lineage {g.dot} {len(rows)} harnesses {g.dot}{more}"
+        out = []
+        for row, (name, cells, _) in enumerate(rows):
+            mark = g.pin if name == pinned else g.accepted if name == current else " "
+            parts: list[str | tuple[str, str]] = [
+                (f"{mark} ", look("pinned" if name == pinned else "accepted")),
+                (fit(name, 8), "bold" if name == current else ""),
+            ]
+            for n in seen:
+                cell = cells[n]
+                style = look("best") if (name, n) == best else "" if cell else look("faint")
+                rate = percent(cell[0]) + (f" {g.test}" if (name, n) == best else "") if cell else g.dot
+                count = f"n {cell[1]}" if cell else ""
+                if row == self.cursor and n == self.column:
+                    parts.append((fit(fit(rate, 7) + count, CELL - 1), "reverse"))
+                else:
+                    parts += [(fit(rate, 7), style), (fit(count, CELL - 8), look("faint"))]
+                parts.append(" ")
+            out.append(line(*parts))
+        self.border_subtitle = self._explained(snap)
+        return out, [line(*head)]
+
+    def _explained(self, snap: Any) -> str:
+        """The cell under the cursor in words."""
+        versions, rows, _, _, best = snap
+        if self.cursor >= len(rows):
+            return ""
+        name, cells, tests = rows[self.cursor]
+        cell, policy = cells[self.column], versions[self.column][0]
+        test = tests.get(self.column)
+        words = f"{policy} {self.look.glyphs.times} {name}"
+        words += f": {percent(cell[0])} of {cell[1]} episodes" if cell else ": not measured"
+        words += f", test {percent(test)}" if test is not None else ""
+        return words + (", best measured" if (name, self.column) == best else "")
+
+    @property
+    def harness(self) -> str:
+        return self.rows[self.cursor] if self.cursor < len(self.rows) else ""
+
+    @property
+    def policy(self) -> str:
+        return self.versions[self.column] if self.column < len(self.versions) else ""
+
+    def watch_cursor(self, old: int, new: int) -> None:
+        super().watch_cursor(old, new)
+        self.redraw()
+
+    def action_column(self, by: int) -> None:
+        self.column = min(max(0, self.column + by), max(0, len(self.versions) - 1))
+        self.redraw()
+
+
+def grid_of(state: RunState) -> tuple[Any, ...]:
+    """((version, is current), ...), ((harness, cells, tests by column), ...), current, pinned, best cell."""
+    names = {v.hash: v.name for v in state.versions.values()}
+    measured = {h for c in state.harnesses.values() for h in c.scores} | {t.policy_hash for t in state.tests}
+    if state.policy:
+        measured.add(state.policy_hash)
+    hashes = [h for h in names if h in measured]
+    rows, best = [], None
+    for c in state.harnesses.values():
+        cells = []
+        for n, h in enumerate(hashes):
+            mean = c.mean(h)
+            parts = [s.batch for s in (c.scores.get(h), c.confirms.get(h)) if s is not None]
+            cells.append(None if mean is None else (mean, sum(b.episodes - b.invalid for b in parts)))
+            if mean is not None and (best is None or mean > best[0]):
+                best = (mean, c.id, n)
+        tests = {hashes.index(t.policy_hash): t.mean for t in state.tests if t.harness_hash == c.source_hash}
+        rows.append((c.id, tuple(cells), tests))
+    versions = tuple((names[h], names[h] == state.policy) for h in hashes)
+    return versions, tuple(rows), state.harness, state.pinned, best and (best[1], best[2])
+
+
+class LineagePage(Page):
+    NAME: ClassVar[str] = "lineage"
+
+    def body(self) -> ComposeResult:
+        yield Grid(self.look, id="grid")
+
+    def on_mount(self) -> None:
+        self.query_one(Grid).focus()
+        super().on_mount()
+
+    @property
+    def candidate(self) -> str:
+        return self.query_one(Grid).harness if self.is_mounted else ""
+
+    def pair(self) -> tuple[str, str] | None:
+        grid = self.query_one(Grid)
+        return (grid.policy, grid.harness) if grid.policy and grid.harness else None
+
+    def _command(self, verb: str, note: str) -> None:
+        session, pair = self.app.session, self.pair()
+        if session is None or pair is None:
+            return
+        command = f"whale-tui {verb} {session.rundir.name} --policy {pair[0]} --harness {pair[1]}"
+        self.say(True, note, plain(command, 200))
+
+    def do_export(self) -> None:
+        self._command("export", "in a shell")
+
+    def do_evaluate(self) -> None:
+        self._command("evaluate", "in a shell")
