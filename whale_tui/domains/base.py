@@ -98,7 +98,9 @@ def read_brief(module_file: str, tools: dict[str, str], demonstrations: Sequence
 def _from_name(name: str) -> ModuleType:
     known = names()
     if name not in known:
-        raise DomainError(f"domain {name!r} is not known{_nearest(name, known)}; a domain of your own is named by its folder")
+        raise DomainError(
+            f"domain {name!r} is not known{_nearest(name, known)}; a domain of your own is named by its folder"
+        )
     points = list(metadata.entry_points(group=GROUP, name=name))
     built_in = importlib.util.find_spec(f"{GROUP}.{name}") is not None
     try:

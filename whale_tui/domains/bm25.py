@@ -30,7 +30,9 @@ class Passages:
         if not isinstance(query, str) or not query.strip():
             raise ValueError("search(query, k): query must be text, and not empty")
         if len(query) > MAX_QUERY_CHARS:
-            raise ValueError(f"search(query, k): query has {len(query)} characters, at most {MAX_QUERY_CHARS} are allowed")
+            raise ValueError(
+                f"search(query, k): query has {len(query)} characters, at most {MAX_QUERY_CHARS} are allowed"
+            )
         if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_RESULTS:
             raise ValueError(f"search(query, k): k must be a whole number from 1 to {MAX_RESULTS}")
         words = sorted(set(re.findall(r"\w+", query.lower())))
@@ -40,6 +42,8 @@ class Passages:
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
-        query = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 2.0, 1.0), rowid LIMIT ?"
+        query = (
+            "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 5.0, 1.0), rowid LIMIT ?"
+        )
         with self._lock:
             return list(self._db.execute(query, (match, k)))

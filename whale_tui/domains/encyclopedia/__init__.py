@@ -65,6 +65,7 @@ class Encyclopedia:
             return Verdict("accept", "the answer matches")
         return Verdict("reject", "another answer than the reference")
 
+
 def build(options: Options) -> Encyclopedia:
     return Encyclopedia(options)
 
@@ -87,7 +88,9 @@ def _draw(entities: Sequence[world.Entity], split: Split, size: int, seed: int) 
         order = rng.sample(range(len(facts)), len(facts))
         rounds += [(*facts[fact], ways[fact][turn]) for fact in order]
     if size > len(rounds):
-        raise DomainError(f"domain.options.{split} = {size}: the world holds {len(rounds)} questions for it, ask for fewer")
+        raise DomainError(
+            f"domain.options.{split} = {size}: the world holds {len(rounds)} questions for it, ask for fewer"
+        )
     return [_task(*chosen) for chosen in rng.sample(rounds[:size], size)]
 
 

@@ -38,26 +38,14 @@ RELATIONS: dict[str, Relation] = {
         ("In which year was {s} born?", "What is the birth year of {s}?", "When was {s} born?", "What year was {s} born in?"),
     ),
     "trade": Relation(
-        "person", "trade", ("{s} worked as a {v}.", "{p} was a {v} by trade.", "{o} trade was that of a {v}."),
-        ("What did {s} work as?", "What was the trade of {s}?", "What was the job of {s}?", "Which trade did {s} have?"),
+        "person", "trade", ("{s} worked as a {v}.", "{p} worked as a {v}.", "{o} trade was that of a {v}."),
+        ("What did {s} work as?", "What was the trade of {s}?", "As what did {s} work?", "Which trade did {s} have?"),
     ),
     "teacher": Relation(
         "person", "person", ("{s} was taught by {v}.", "{p} learned from {v}.", "{o} teacher was {v}."),
         ("Who taught {s}?", "Who was the teacher of {s}?", "From whom did {s} learn?", "Which teacher did {s} have?"),
     ),
-    "employer": Relation(
-        "person", "institution", ("{s} was employed by the {v}.", "{p} had a post at the {v}.", "{o} employer was the {v}."),
-        ("Who employed {s}?", "Where did {s} have a post?", "Which institution employed {s}?", "At which institution was {s} employed?"),
-    ),
-    "prize": Relation(
-        "person", "prize", ("{s} won the {v}.", "{p} was given the {v}.", "The {v} went to {i}."),
-        ("Which prize did {s} win?", "What did {s} win?", "Which award went to {s}?", "What prize was {s} given?"),
-    ),
     # place
-    "region": Relation(
-        "place", "region", ("{s} lies in {v}.", "{p} belongs to {v}.", "{o} region is {v}."),
-        ("In which region is {s}?", "Where does {s} lie?", "Which region does {s} belong to?", "What is the region of {s}?"),
-    ),
     "river": Relation(
         "place", "river", ("{s} stands on the {v}.", "{p} was built on the {v}.", "The {v} flows through {i}."),
         ("On which river does {s} stand?", "Which river flows through {s}?", "What is the river of {s}?", "What river is {s} on?"),
@@ -74,10 +62,6 @@ RELATIONS: dict[str, Relation] = {
         "place", "goods", ("{s} exports {v}.", "{p} sells {v} abroad.", "{o} main export is {v}."),
         ("What does {s} sell abroad?", "What is the main export of {s}?", "Which goods does {s} export?", "What is sold abroad by {s}?"),
     ),
-    "landmark": Relation(
-        "place", "landmark", ("{s} is known for its {v}.", "{p} has a famous {v}.", "Visitors come for the {v}."),
-        ("What is {s} known for?", "What do visitors to {s} come for?", "Which landmark does {s} have?", "What is the landmark of {s}?"),
-    ),
     # work
     "maker": Relation(
         "work", "person", ("{s} was made by {v}.", "{p} was made by {v}.", "{o} maker was {v}."),
@@ -87,21 +71,13 @@ RELATIONS: dict[str, Relation] = {
         "work", "year", ("{s} was made in {v}.", "{p} dates from {v}.", "The year was {v}."),
         ("In which year was {s} made?", "What year does {s} date from?", "When was {s} made?", "From which year is {s}?"),
     ),
-    "form": Relation(
-        "work", "form", ("{s} is a {v}.", "{p} is a {v}.", "{o} form is that of a {v}."),
-        ("What form does {s} have?", "What kind of work is {s}?", "What is {s}?", "Which form of work is {s}?"),
-    ),
-    "about": Relation(
-        "work", "theme", ("{s} tells of a {v}.", "{p} deals with a {v}.", "{o} theme is a {v}."),
-        ("What is {s} about?", "What is the theme of {s}?", "Which theme does {s} have?", "What does {s} tell of?"),
+    "material": Relation(
+        "work", "goods", ("{s} is made of {v}.", "{p} was made out of {v}.", "{o} material is {v}."),
+        ("What is {s} made of?", "Out of what was {s} made?", "Which material is {s} made of?", "What is the material of {s}?"),
     ),
     "kept": Relation(
-        "work", "institution", ("{s} is kept at the {v}.", "{p} is held by the {v}.", "The {v} holds it."),
-        ("Where is {s} kept?", "Which institution holds {s}?", "What institution is {s} kept at?", "Who holds {s}?"),
-    ),
-    "shown": Relation(
-        "work", "place", ("{s} was first shown in {v}.", "{p} was first shown in {v}.", "The people of {v} saw it first."),
-        ("Where was {s} first shown?", "In which place was {s} first shown?", "Which place was the first to see {s}?", "What place saw {s} first?"),
+        "work", "institution", ("{s} is kept at the {v}.", "{p} is kept by the {v}.", "The {v} keeps it."),
+        ("Where is {s} kept?", "Which institution keeps {s}?", "At which institution is {s} kept?", "Who keeps {s}?"),
     ),
     # institution
     "seat": Relation(
@@ -120,36 +96,22 @@ RELATIONS: dict[str, Relation] = {
         "institution", "field", ("The {s} is devoted to {v}.", "{p} is devoted to {v}.", "{o} field is {v}."),
         ("What is the {s} devoted to?", "What is the field of the {s}?", "Which field does the {s} have?", "To which field is the {s} devoted?"),
     ),
-    "emblem": Relation(
-        "institution", "emblem", ("The {s} has a {v} as its emblem.", "{p} has a {v} as its emblem.", "{o} emblem is a {v}."),
-        ("What is the emblem of the {s}?", "Which emblem does the {s} have?", "What does the {s} have as its emblem?", "What emblem stands for the {s}?"),
-    ),
-    "funds": Relation(
-        "institution", "goods", ("The {s} lives on the trade in {v}.", "{p} lives on the trade in {v}.", "Trade in {v} pays for it."),
-        ("What pays for the {s}?", "Which trade does the {s} live on?", "What does the {s} live on?", "The trade in what pays for the {s}?"),
-    ),
 }  # fmt: skip
 
 PLAIN: dict[str, tuple[str, ...]] = {
-    "trade": ("baker", "potter", "weaver", "tailor", "printer", "painter", "sailor", "miller", "surgeon", "carpenter", "mason", "singer"),
-    "prize": ("Silver Pen", "Golden Oar", "Iron Crown", "Blue Lamp", "Red Star", "White Rose", "Green Cup", "Black Pearl"),
-    "region": ("North Hollow", "South Hollow", "East March", "West March", "Upper Fells", "Lower Fells", "Grey Coast", "Long Shore"),
+    "trade": ("baker", "tailor", "printer", "sailor", "surgeon", "farmer", "teacher", "lawyer", "soldier", "painter", "carpenter", "singer"),
     "river": ("Amber River", "Crane River", "Otter River", "Stone River", "Willow River", "Salmon River", "Moss River", "Heron River"),
-    "goods": ("salt", "wool", "honey", "glass", "silk", "copper", "timber", "paper", "pepper", "cheese", "leather", "marble"),
-    "landmark": ("old lighthouse", "stone bridge", "clock tower", "town gate", "round market", "white castle", "rose garden", "deep harbor"),
-    "form": ("novel", "poem", "opera", "statue", "painting", "ballad", "play", "tapestry", "mosaic", "symphony"),
-    "theme": ("flood", "wedding", "shipwreck", "harvest", "duel", "long winter", "lost child", "great fire"),
+    "goods": ("salt", "wool", "glass", "silk", "copper", "timber", "paper", "clay", "iron", "stone", "silver", "wax", "leather", "marble", "brass", "straw"),
     "field": ("music", "medicine", "law", "botany", "history", "geometry", "astronomy", "painting", "chemistry", "sailing"),
-    "emblem": ("lion", "falcon", "tower", "ship", "wheel", "lantern", "horse", "key", "crown", "swan"),
 }  # fmt: skip
 
 YEARS = tuple(str(year) for year in range(1600, 1960))
 
-_FIRST = "Anna Bruno Clara Dario Elsa Felix Greta Hugo Irma Jonas Karin Leo Marta Nils Olga Pavel Rosa Simon Tilda Victor".split()
-_START = "Bel Cor Dal Fen Gar Hol Kes Lar Mor Nor Pel Quin Ros Sel Tor Val Wes Zan".split()
-_END = "by den ford gate ham ley mark mere rick stad ton ville wick wood worth".split()
-_ADJECTIVE = "Silver Broken Quiet Hidden Burning Last Distant Golden Sleeping Crooked Silent Painted".split()
-_NOUN = "Bridge Mirror River Garden Door Letter Island Mountain Window Candle Forest Voyage".split()
+_FIRST = "Anna Bruno Clara Felix Hugo Leo Rosa Simon Victor Emma Laura Oscar Alice Ruth Ivan Nina Sara Adam Lucas Helen".split()
+_START = "Cor Dal Fen Gar Hol Lar Mor Nor Pel Quin Ros Sel Tor Val Wes Dun Hart Kel Lin Mel Pen".split()
+_END = "ley man berg rick wick wood worth well by".split()
+_ADJECTIVE = "Hidden Broken Quiet Burning Last Distant Crimson Sleeping Crooked Silent Painted".split()
+_NOUN = "Mirror Door Letter Island Mountain Window Candle Forest Voyage Dream Village Shadow".split()
 _HOUSE = "Academy Museum Library Society College Institute".split()
 
 
@@ -175,16 +137,16 @@ def _names(rng: random.Random, kind: str, count: int) -> list[str]:
     surnames = [start + end for start in _START for end in _END]
     rng.shuffle(surnames)
     makers: dict[str, Iterator[str]] = {
-        "person": (f"{a} {b}" for a in _FIRST for b in surnames[:30]),
-        "place": (f"{a}{b}" for a in ("Port ", "New ", "Old ", "Saint ", "") for b in surnames[30:75]),
+        "person": (f"{a} {b}" for a in _FIRST for b in surnames[:40]),
+        "place": (f"{a} {b}" for a in ("Port", "New", "Old", "Saint", "Upper") for b in surnames[40:80]),
         "work": (f"The {a} {b}" for a in _ADJECTIVE for b in _NOUN),
-        "institution": (f"{a} {b}" for a in surnames[75:105] for b in _HOUSE),
+        "institution": (f"{a} {b}" for a in surnames[80:110] for b in _HOUSE),
     }
     return rng.sample(list(makers[kind]), count)
 
 
 def entities(seed: int, counts: dict[str, int], apart: str) -> dict[str, list[Entity]]:
-    """`counts[group]` entities of each kind for every group, with articles of five facts each.
+    """`counts[group]` entities of each kind for every group, with articles of four facts each.
 
     The values of group `apart` are its own: its entities and the last quarter of every plain pool. All other groups
     share theirs, where the entities of the first group serve as names. Deterministic in the arguments.
@@ -209,7 +171,7 @@ def entities(seed: int, counts: dict[str, int], apart: str) -> dict[str, list[En
 
 
 def _entity(rng: random.Random, kind: str, name: str, pools: Mapping[str, Sequence[str]]) -> Entity:
-    told = rng.sample([relation for relation, r in RELATIONS.items() if r.kind == kind], 5)
+    told = rng.sample([relation for relation, r in RELATIONS.items() if r.kind == kind], 4)
     facts = {r: rng.choice([v for v in pools[RELATIONS[r].values] if v != name]) for r in told}
     pronouns = rng.choice(_PRONOUNS[kind])
     sentences = []
