@@ -53,11 +53,11 @@ class Check(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
-    """Wait for a person to decide on candidates, or for the approval timeout."""
+    """Wait for a person to decide on candidates, or for the approval timeout; or for a person's own proposal."""
 
     harnesses: tuple[str, ...]
     before: str
-    """ "eval" or "accept"."""
+    """ "eval", "accept" or "propose"."""
 
 
 class EndIteration(Struct, frozen=True):
@@ -247,7 +247,7 @@ def _harness(state: RunState, config: Config, settings: Settings) -> Action:
     need = iteration_cost(state, config, settings, first=False)
     if need > left:
         return _close(state, config, settings, f"budget: {left} episodes left, an iteration needs up to {need}")
-    return Propose(state.iteration + 1)
+    return Ask((), "propose") if config.proposer.kind == "person" else Propose(state.iteration + 1)
 
 
 def _first_iteration(state: RunState, config: Config, settings: Settings) -> Action:

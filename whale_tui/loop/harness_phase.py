@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 async def propose(run: Run, iteration: int) -> None:
     """Ask the proposer for candidates. A transient failure is retried and never uses an iteration up."""
-    state, start = run.state, time.perf_counter()
-    run.doing(f"iteration {iteration}: {run.proposer.name} writes candidates", unit="candidates")
+    state, start, proposer = run.state, time.perf_counter(), run.proposer
+    if proposer is None:
+        raise ValueError("this run's candidates come from a person")
+    run.doing(f"iteration {iteration}: {proposer.name} writes candidates", unit="candidates")
     request = Request(
         archive=read_archive(run.rundir, state),
         incumbent=state.harness,
@@ -47,7 +49,7 @@ async def propose(run: Run, iteration: int) -> None:
     attempt = 0
     while True:
         try:
-            proposals = list(await run.proposer.propose(request))[: request.candidates]
+            proposals = list(await proposer.propose(request))[: request.candidates]
             break
         except ProposerFailure as failure:
             attempt += 1
@@ -59,14 +61,14 @@ async def propose(run: Run, iteration: int) -> None:
     events: list[r.AnyEvent] = [
         write_candidate(
             run, 
-            number, p.source, parent=p.parent, hypothesis=p.hypothesis, proposer=run.proposer.name,
+            number, p.source, parent=p.parent, hypothesis=p.hypothesis, proposer=proposer.name,
             iteration=iteration, also_from=p.also_from,
         )
         for number, p in enumerate(proposals, len(state.harnesses))
     ]  # fmt: skip
     names = [e.harness for e in events if isinstance(e, r.CandidateProposed)]
     if not names:
-        events.append(r.Warned(text=f"iteration {iteration}: {run.proposer.name} has no new idea"))
+        events.append(r.Warned(text=f"iteration {iteration}: {proposer.name} has no new idea"))
     seconds = time.perf_counter() - start
     run.record(*events, r.ProposalsIn(iteration=iteration, candidates=names, seconds=seconds))
 
@@ -171,9 +173,10 @@ async def _score(run: Run, names: Sequence[str], purpose: Purpose, samples: int,
 
 async def ask(run: Run, action: Ask) -> None:
     """Wait for a person. After the approval timeout the candidates go on without one, and the journal says so."""
-    run.doing(f"waiting for a person: {', '.join(action.harnesses)} before {action.before}", unit="candidates")
+    what = f"{', '.join(action.harnesses)} before {action.before}" if action.harnesses else "a harness to be proposed"
+    run.doing(f"waiting for a person: {what}", unit="candidates")
     settings = run.state.settings
-    timeout = settings.approval_timeout if settings else 0.0
+    timeout = settings.approval_timeout if settings and action.harnesses else 0.0
     seen, start = run.state.seq, time.monotonic()
     while run.state.seq == seen:
         left = timeout - (time.monotonic() - start) if timeout else None

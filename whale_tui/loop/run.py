@@ -44,7 +44,7 @@ class Run:
         domain: Domain,
         policy: PolicyEngine,
         chat: ChatTokenizer,
-        proposer: Proposer,
+        proposer: Proposer | None,
         emit: Callable[[list[r.AnyEvent] | Activity], None],
     ) -> None:
         self.rundir, self.config, self.journal, self.domain = rundir, config, journal, domain
@@ -270,7 +270,8 @@ class Run:
         if parent not in self.state.harnesses:
             raise control.Refused(f"no harness {parent}; there are {', '.join(self.state.harnesses)}")
         known = {c.source_hash for c in self.state.harnesses.values()}
-        checked = check(source, archive_hashes=known, answers=(), fst_base=None)
+        base = self.rundir.harness_source("h0000") if self.state.condition == "fst" else None
+        checked = check(source, archive_hashes=known, answers=(), fst_base=base)
         if not checked.ok:
             raise control.Refused(checked.reason)
         name = f"h{len(self.state.harnesses):04d}"

@@ -298,7 +298,7 @@ def _step_finished(s: RunState, e: r.StepFinished) -> None:
         raise ValueError(f"step {e.step} finished but was never sampled")
     s.open_step, s.step, s.total_steps = None, e.step, s.total_steps + 1
     phase.signal.append(sampled.batch.mean)
-    phase.empty_in_a_row = 0 if sampled.batch.accepted else phase.empty_in_a_row + 1
+    phase.empty_in_a_row = 0 if e.trained else phase.empty_in_a_row + 1
     s.ledger["weight/train"].seconds += e.seconds
     window = s.settings.weight_window if s.settings else 1
     valid = [v for v in phase.signal if v is not None][-window:]

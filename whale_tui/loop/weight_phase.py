@@ -72,12 +72,13 @@ async def train_step(run: Run) -> None:
 
     episodes = run.journal.segment(sampled.segment)
     kept = accepted_set(episodes, state.versions[sampled.policy].hash, options)
-    if not kept or state.policy != sampled.policy:
-        why = "nothing accepted" if not kept else f"rolled back from {sampled.policy}"
-        events: list[r.AnyEvent] = [_skipped(run, finished, why)]
-        if not kept:
-            events.append(r.Warned(text=f"step {sampled.step}: nothing accepted, so there is nothing to train on"))
-        run.record(*events)
+    if state.policy != sampled.policy:
+        run.record(_skipped(run, finished, f"rolled back from {sampled.policy}"))
+        return
+    if not kept:
+        cut = sampled.batch.accepted
+        why = f"all {cut} accepted episodes were cut at a length limit" if cut else "nothing accepted"
+        run.record(_skipped(run, finished, why), r.Warned(text=f"step {sampled.step}: {why}: nothing to train on"))
         return
     await run.serve()
     run.doing(f"training step {sampled.step}", total=0, detail=f"{len(kept)} accepted episodes")
@@ -96,7 +97,7 @@ async def train_step(run: Run) -> None:
     run.served = ""
     published = await run.policy.publish(name, str(folder))
     run.served = name
-    events = [
+    events: list[r.AnyEvent] = [
         r.VersionPublished(
             policy=name, hash=published.hash, parent=sampled.policy, path=str(folder.relative_to(run.rundir.path)),
             manifest_hash=published.manifest_hash, probe_trainer=published.probe_trainer,
