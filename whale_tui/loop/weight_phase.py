@@ -7,6 +7,7 @@ the middle of training costs no episode.
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,7 @@ async def train_step(run: Run) -> None:
     name = f"theta-{len(state.versions):04d}"
     run.doing(f"publishing {name}")
     folder = run.rundir.weights / name
+    shutil.rmtree(folder, ignore_errors=True)  # left by a kill between publishing and its event
     run.served = ""
     published = await run.policy.publish(name, str(folder))
     run.served = name
