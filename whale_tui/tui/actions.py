@@ -123,7 +123,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("candidate.edit", "E", "edit it in $EDITOR and submit the result as your own", "edit", "propose", _CELLS,
            _candidate, "edit"),
     Action("candidate.diff", "d", "its diff against its parent, or the current source", "diff", "", ("run",),
-           _has_candidate, "diff"),
+           _run, "diff"),
     Action("candidate.side-by-side", "v", "the diff side by side, or unified", "beside", "", _CARDS, _run),
     Action("candidate.next-hunk", "right_square_bracket", "to the next hunk", "next_hunk", "", _CARDS, _run),
     Action("candidate.previous-hunk", "left_square_bracket", "to the hunk before", "previous_hunk", "", _CARDS, _run),

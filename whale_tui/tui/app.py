@@ -21,7 +21,7 @@ from whale_tui.records import Settings
 from whale_tui.rundir import RunDir, RunDirError
 from whale_tui.tui import edit, keep, plain, themes
 from whale_tui.tui.actions import BY_ID, Action, available, show_key
-from whale_tui.tui.dialogs import Ask, Confirm, Jump, Pick
+from whale_tui.tui.dialogs import GRACE, Ask, Confirm, Jump, Pick
 from whale_tui.tui.look import ASCII, UNICODE, Look
 from whale_tui.tui.page import Page
 from whale_tui.tui.panes import View
@@ -264,12 +264,22 @@ class WhaleApp(App[str]):
     def do_unpin(self) -> None:
         self.send("unpin")
 
+    def _just_appeared(self) -> bool:
+        """A card that came up by itself takes no key for a moment: it was not what the person meant."""
+        appeared = getattr(self.page, "appeared", 0.0)
+        if time.monotonic() - appeared < GRACE:
+            self.say(False, "", "this card has just appeared: look, then press again")
+            return True
+        return False
+
     def do_approve(self) -> None:
-        if self.page is not None:
+        if self.page is not None and not self._just_appeared():
             self.send("approve", {"harness": self.page.candidate})
 
     @work
     async def do_veto(self) -> None:
+        if self._just_appeared():
+            return
         candidate = self.page.candidate if self.page else ""
         reason = await self.push_screen_wait(
             Ask(f"Veto {candidate}", "Why? The proposer reads this before it writes the next one.", self.look)

@@ -11,7 +11,7 @@ from textual.content import Content
 
 from whale_tui.loop.state import Point
 from whale_tui.tui.look import Look
-from whale_tui.tui.plain import fit, line
+from whale_tui.tui.plain import cut, fit, line
 
 MARGIN = 6
 Place = Callable[..., int]
@@ -90,7 +90,7 @@ def draw(points: Sequence[Point], window: int, width: int, height: int, look: Lo
     out.append(_band(points, last, plot_width, look))
     out.append(_axis(last, plot_width, look))
     if legend:
-        out.append(_legend(points, window, look))
+        out.append(cut(_legend(points, window, look), width))
     return out
 
 

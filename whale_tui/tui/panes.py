@@ -502,6 +502,7 @@ class Candidates(Pane):
     def __init__(self, look: Look, id: str | None = None) -> None:
         super().__init__(look, choosable=True, id=id)
         self.ids: list[str] = []
+        self.ordered: list[tuple[Any, ...]] = []
         self.best_first = False
         self._seq = -1
         self._rows: tuple[Any, ...] = ()
@@ -515,7 +516,17 @@ class Candidates(Pane):
         if s.seq != self._seq:
             waiting = {c.id for c in waiting_for(s)}
             self._seq, self._rows = s.seq, tuple(self._row(s, c, c.id in waiting) for c in s.harnesses.values())
+        self.order(self._rows, self.best_first)
         return (self._rows, s.harness, s.pinned, self.best_first)
+
+    def order(self, rows: Sequence[tuple[Any, ...]], best_first: bool) -> None:
+        """Sort, and leave the cursor on the candidate that it was on."""
+        kept = self.under_cursor
+        ordered = sorted(rows, key=lambda row: row[3] if row[3] is not None else -1.0) if best_first else list(rows)
+        self.ordered = ordered[::-1]
+        self.ids = [row[0] for row in self.ordered]
+        if kept in self.ids:
+            self.set_reactive(Candidates.cursor, self.ids.index(kept))
 
     def _row(self, s: RunState, c: Candidate, waits: bool) -> tuple[Any, ...]:
         mean, under = compare.newest_mean(s, c)
@@ -527,14 +538,8 @@ class Candidates(Pane):
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         rows, current, pinned, best_first = snap
-        kept = self.under_cursor
-        ordered = sorted(rows, key=lambda row: row[3] if row[3] is not None else -1.0) if best_first else list(rows)
-        ordered.reverse()
-        self.ids = [row[0] for row in ordered]
         dot = self.look.glyphs.dot
         self.border_title = f"candidates {dot} {len(rows)}" + (f" {dot} best first" if best_first else "")
-        if kept in self.ids:
-            self.set_reactive(Candidates.cursor, self.ids.index(kept))
         wide = width >= 84
         head = [
             ("  id", 7, "", False),
@@ -546,7 +551,7 @@ class Candidates(Pane):
         head.append(("hypothesis", 40, "", False))
         header = [code.columns([(t, w, self.look("muted"), right) for t, w, _, right in head])]
         best = max((row[3] for row in rows if row[3] is not None and row[4]), default=None)
-        return [self._line(row, current, pinned, best, wide, width) for row in ordered], header
+        return [self._line(row, current, pinned, best, wide, width) for row in self.ordered], header
 
     def _line(
         self, row: tuple[Any, ...], current: str, pinned: str, best: float | None, wide: bool, width: int

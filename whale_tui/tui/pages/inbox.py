@@ -29,15 +29,13 @@ class Waiting(Candidates):
     def snapshot(self, view: View) -> Any:
         s = view.state
         waiting = {c.id for c in waiting_for(s)}
-        made = [(c.id in waiting, self._row(s, c, c.id in waiting)) for c in s.harnesses.values() if c.proposer]
-        return tuple(row for waits, row in sorted(made, key=lambda pair: not pair[0], reverse=True))
+        made = [self._row(s, c, c.id in waiting) for c in s.harnesses.values() if c.proposer]
+        rows = tuple(sorted(made, key=lambda row: row[2] == "waiting"))
+        self.order(rows, False)
+        return rows
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
-        kept = self.under_cursor
-        rows = list(reversed(snap))
-        self.ids = [row[0] for row in rows]
-        if kept in self.ids:
-            self.set_reactive(Candidates.cursor, self.ids.index(kept))
+        rows = self.ordered
         waiting = sum(row[2] == "waiting" for row in rows)
         dot = self.look.glyphs.dot
         self.border_title = f"inbox {dot} {waiting} waiting" if waiting else f"inbox {dot} nothing waits"

@@ -135,7 +135,12 @@ class RunPage(Page):
 
     @property
     def candidate(self) -> str:
-        return self.query_one(Candidates).under_cursor if self.is_mounted else ""
+        """Only one that is in sight, in the list or as a diff: nothing is decided on what a person can't see."""
+        if not self.is_mounted:
+            return ""
+        candidates = self.query_one(Candidates)
+        seen = candidates.display or (self.diff and self.query_one(Harness).display)
+        return candidates.under_cursor if seen else ""
 
     def show(self, view: View) -> None:
         candidates = self.query_one(Candidates)
