@@ -81,7 +81,7 @@ class Rollout(Struct, forbid_unknown_fields=True, kw_only=True):
     """Most sampled tokens of one episode."""
     max_context: Positive = 8192
     """Most tokens of one call, prompt and answer together; at most what the model was made for."""
-    episode_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    episode_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """Wall seconds that a harness may compute between two calls before its episode is cut as a timeout."""
     max_rows: Positive = 256
     """Most calls that decode at once; the others wait their turn."""
@@ -167,7 +167,7 @@ class ProposerConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """[proposer]: who writes candidates."""
 
     kind: Literal["rules", "person"] = "rules"
-    """"rules" is built in and needs no network; "person" waits for `whale-tui ctl RUN propose FILE`."""
+    """"rules" is built in and needs no network; "person" waits for `whale-tui ctl RUN propose FILE` or the app."""
     retries: Count = 3
     """Attempts after a transient failure, with growing pauses."""
 
@@ -179,8 +179,9 @@ class Test(Struct, forbid_unknown_fields=True, kw_only=True):
 
     samples: Count = 8
     """Episodes per task (the k of mean@k). 0: never test."""
-    at: Literal["ends", "cycles", "phases"] = "cycles"
-    """Start and end only; also after every cycle; or after every phase."""
+    at: Literal["end", "ends", "cycles", "phases"] = "cycles"
+    """Which pairs: "ends" the first and the last; "cycles" also after every cycle; "phases" after every phase.
+    "end" measures first and last pair when all else is done, so that nothing waits for a test."""
 
 
 class Retention(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -75,10 +75,12 @@ class EndPhase(Struct, frozen=True):
 
 
 class Test(Struct, frozen=True):
-    """Measure the current pair on D_test."""
+    """Measure a pair on D_test."""
 
     __test__ = False
 
+    policy: str
+    harness: str
     label: str
 
 
@@ -107,19 +109,26 @@ def next_action(state: RunState, config: Config) -> Action:
 
 
 def _between(state: RunState, config: Config, settings: Settings) -> Action:
-    untested = config.test.samples and not state.test_of(state.policy_hash, _harness_hash(state))
+    due = config.test.at != "end"
     if not state.phases:
-        if untested:
-            return Test("start")
+        if due and _untested(state, config, "theta-0000", "h0000"):
+            return Test("theta-0000", "h0000", "start")
         if _alternates(state) and config.run.first_phase == "auto" and state.looked is None:
             return Look()
     phase, cycle, reason = _following(state, config)
     over = _over(state, config, settings, phase, cycle)
-    ended = state.phases[-1] if state.phases else None
-    due = config.test.at == "phases" or (config.test.at == "cycles" and ended and ended.phase == "harness")
-    if ended and untested and (over or due):
-        return Test("end" if over else f"cycle {state.cycle}")
+    if over and _untested(state, config, "theta-0000", "h0000"):
+        return Test("theta-0000", "h0000", "start")
+    if state.phases and _untested(state, config, state.policy, state.harness):
+        cycle_over = config.test.at == "cycles" and state.phases[-1].phase == "harness"
+        if over or cycle_over or config.test.at == "phases":
+            return Test(state.policy, state.harness, "end" if over else f"cycle {state.cycle}")
     return Finish(over) if over else StartPhase(phase, cycle, reason)
+
+
+def _untested(state: RunState, config: Config, policy: str, harness: str) -> bool:
+    pair = state.versions[policy].hash, state.harnesses[harness].source_hash
+    return bool(config.test.samples) and state.test_of(*pair) is None
 
 
 def _following(state: RunState, config: Config) -> tuple[Phase, int, str]:
@@ -301,10 +310,6 @@ def _may_be_accepted(candidate: Candidate) -> bool:
 
 def _switched(state: RunState) -> str:
     return f"switched by {state.switch_by}" + (" at once" if state.switch == "now" else " at a safe point")
-
-
-def _harness_hash(state: RunState) -> str:
-    return state.harnesses[state.harness].source_hash
 
 
 # ------------------------------------------------------------------------------------------------------------- costs

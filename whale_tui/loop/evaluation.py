@@ -68,14 +68,16 @@ def bootstrap(values: Sequence[float]) -> Interval:
     return Interval(sum(values) / n, means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1])
 
 
-async def test(run: Run, label: str) -> None:
-    """mean@k of the current pair on D_test. It influences nothing."""
+async def test(run: Run, policy: str, harness: str, label: str) -> None:
+    """mean@k of a pair on D_test. It influences nothing."""
     from whale_tui.loop.rollouts import Job
 
     state, samples = run.state, run.config.test.samples
-    subject, version = run.subject(state.harness), state.versions[state.policy]
+    subject, version = run.subject(harness), state.versions[policy]
     jobs = [Job(task, subject, k) for task in run.tasks["test"] for k in range(samples)]
-    episodes, batch = await run.episodes(jobs, "test", f"testing {version.name} x {subject.id} on D_test")
+    episodes, batch = await run.episodes(
+        jobs, "test", f"testing {version.name} x {subject.id} on D_test", policy=policy
+    )
     by_task = results(episodes)
     interval = mean_at_k(by_task)
     score = r.TestScore(

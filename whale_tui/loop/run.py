@@ -187,7 +187,7 @@ class Run:
             case todo.EndPhase():
                 harness_phase.end_phase(self, action)
             case todo.Test():
-                await evaluation.test(self, action.label)
+                await evaluation.test(self, action.policy, action.harness, action.label)
             case todo.Finish():
                 self.record(r.RunFinished(status="finished", reason=action.reason))
 
@@ -231,11 +231,11 @@ class Run:
         except PolicyFailure as again:
             await self._recover(again)
 
-    async def serve(self) -> None:
-        """Make the policy engine serve the state's version, with the optimizer that belongs to it."""
-        if self.served == self.state.policy:
+    async def serve(self, policy: str = "") -> None:
+        """Make the policy engine serve a version (the state's), with the optimizer that belongs to the newest."""
+        version = self.state.versions[policy or self.state.policy]
+        if self.served == version.name:
             return
-        version = self.state.versions[self.state.policy]
         self.doing(f"loading {version.name}")
         folder = str(self.rundir.path / version.path) if version.path else None
         got = await self.policy.restore(version.name, folder, with_optimizer=version.name == self._newest())
@@ -291,13 +291,14 @@ class Run:
         return Subject(harness, self.state.harnesses[harness].source_hash, self.rundir.harness_source(harness))
 
     async def episodes(
-        self, jobs: Sequence[Job], purpose: Purpose, doing: str, *, step: int = 0, iteration: int = 0
+        self, jobs: Sequence[Job], purpose: Purpose, doing: str, *, step: int = 0, iteration: int = 0, policy: str = ""
     ) -> tuple[list[Episode], Batch]:
-        await self.serve()
+        await self.serve(policy)
         state, start = self.state, time.perf_counter()
+        version = state.versions[policy or state.policy]
         where = Where(
-            cycle=state.cycle, phase=state.phase, step=step, iteration=iteration, purpose=purpose, policy=state.policy,
-            policy_hash=state.policy_hash, seed=state.seed,
+            cycle=state.cycle, phase=state.phase, step=step, iteration=iteration, purpose=purpose, policy=version.name,
+            policy_hash=version.hash, seed=state.seed,
         )  # fmt: skip
         self.doing(doing, total=len(jobs))
 
