@@ -100,9 +100,17 @@ class Journal:
                 self.db = sqlite3.connect(path, timeout=5, isolation_level=None)
                 self.db.execute("PRAGMA journal_mode=WAL")
                 self.db.execute("PRAGMA synchronous=FULL")
-                self.db.executescript(_SCHEMA)
-            last = self.db.execute("SELECT seq, chain FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-            self._segment = int(self.db.execute("SELECT max(segment) FROM episodes").fetchone()[0] or 0)
+                self.db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+            # A reader may come before the writer has made the tables: it finds an empty journal.
+            self.empty = not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone()
+            last = (
+                None
+                if self.empty
+                else self.db.execute("SELECT seq, chain FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            )
+            self._segment = (
+                0 if self.empty else int(self.db.execute("SELECT max(segment) FROM episodes").fetchone()[0] or 0)
+            )
         except sqlite3.Error as error:
             raise JournalError(_unreadable(path, error)) from None
         self.seq: int = last[0] if last else 0
@@ -161,6 +169,8 @@ class Journal:
     def events(self, after: int = 0) -> Iterator[AnyEvent]:
         """Events with a sequence number above `after`, checked against the chain. Raises JournalError."""
         good = after
+        if self.empty:
+            return
         try:
             row = self.db.execute("SELECT chain FROM events WHERE seq = ?", (after,)).fetchone()
             chain = row[0] if row else 0
@@ -227,7 +237,9 @@ class Journal:
         try:
             with path.open("rb") as file:
                 file.seek(row.frame)
-                data = zstandard.ZstdDecompressor().stream_reader(file).read()
+                frame, data = zstandard.ZstdDecompressor().decompressobj(), b""
+                while not frame.eof and (piece := file.read(1 << 16)):
+                    data += frame.decompress(piece)
         except (OSError, zstandard.ZstdError) as error:
             raise JournalError(f"{path}: can't be read: {error}") from None
         return _decode(path, data)[row.place]
