@@ -3,7 +3,7 @@
 import re
 
 SYSTEM = ""
-TURN = "{passages}\nQuestion: {question}\nAnswer the question from the passage, inside <answer> and </answer>."
+TURN = "{passages}\nQuestion: {question}\nAnswer from the text above, inside <answer> and </answer>."
 PASSAGE = "{text}"
 EXAMPLES = []
 SEARCH_K = 1
@@ -29,11 +29,15 @@ def messages(turn):
     return [*chat, {"role": "user", "content": turn}]
 
 
-def parse(text):
+def parse(text, tools):
     tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     return tagged[-1].strip() if tagged else ""
 
 
+def attempt(chat, model, tools):
+    reply = model.chat(chat, max_tokens=MAX_TOKENS, stop=STOP)
+    return parse(reply.text, tools)
+
+
 def run(task, model, tools):
-    reply = model.chat(messages(ask(task, tools)), max_tokens=MAX_TOKENS, stop=STOP)
-    return parse(reply.text)
+    return attempt(messages(ask(task, tools)), model, tools)

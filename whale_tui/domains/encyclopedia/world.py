@@ -39,7 +39,7 @@ RELATIONS: dict[str, Relation] = {
     ),
     "trade": Relation(
         "person", "trade", ("{s} worked as a {v}.", "{p} worked as a {v}.", "{o} trade was that of a {v}."),
-        ("What did {s} work as?", "What was the trade of {s}?", "As what did {s} work?", "Which trade did {s} have?"),
+        ("What did {s} work as?", "What was the trade of {s}?", "Which trade did {s} have?", "What trade did {s} follow?"),
     ),
     "teacher": Relation(
         "person", "person", ("{s} was taught by {v}.", "{p} learned from {v}.", "{o} teacher was {v}."),
@@ -47,8 +47,8 @@ RELATIONS: dict[str, Relation] = {
     ),
     # place
     "river": Relation(
-        "place", "river", ("{s} stands on the {v}.", "{p} was built on the {v}.", "The {v} flows through {i}."),
-        ("On which river does {s} stand?", "Which river flows through {s}?", "What is the river of {s}?", "What river is {s} on?"),
+        "place", "river", ("{s} stands on the {v}.", "{p} stands on the {v}.", "{o} river is the {v}."),
+        ("On which river does {s} stand?", "What river does {s} stand on?", "What is the river of {s}?", "Which river is {s} on?"),
     ),
     "settled": Relation(
         "place", "year", ("{s} was settled in {v}.", "{p} was first settled in {v}.", "People settled there in {v}."),
@@ -99,7 +99,7 @@ RELATIONS: dict[str, Relation] = {
 }  # fmt: skip
 
 PLAIN: dict[str, tuple[str, ...]] = {
-    "trade": ("baker", "tailor", "printer", "sailor", "surgeon", "farmer", "teacher", "lawyer", "soldier", "painter", "carpenter", "singer"),
+    "trade": ("baker", "tailor", "printer", "sailor", "doctor", "merchant", "teacher", "lawyer", "soldier", "painter", "carpenter", "singer"),
     "river": ("Amber River", "Crane River", "Otter River", "Stone River", "Willow River", "Salmon River", "Moss River", "Heron River"),
     "goods": ("salt", "wool", "glass", "silk", "copper", "timber", "paper", "clay", "iron", "stone", "silver", "wax", "leather", "marble", "brass", "straw"),
     "field": ("music", "medicine", "law", "botany", "history", "geometry", "astronomy", "painting", "chemistry", "sailing"),

@@ -1,0 +1,90 @@
+"""Word problems with a calculator: whole numbers, one to three operations, the mirror of the search domain."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from whale_tui.domains.arithmetic import edits as own_edits
+from whale_tui.domains.arithmetic.calculator import calculate
+from whale_tui.domains.arithmetic.problems import TEMPLATES, Problem, problems
+from whale_tui.domains.base import Tool, read_brief, read_h0
+from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
+
+Size = Annotated[int, Meta(ge=1, le=20_000)]
+
+
+class Options(Struct, forbid_unknown_fields=True, frozen=True):
+    """[domain.options] of the word problems."""
+
+    seed: int = 0
+    """Another seed is another set of problems."""
+    weight: Size = 4096
+    """Tasks of D_weight."""
+    harness: Size = 128
+    """Tasks of D_harness."""
+    test: Size = 256
+    """Tasks of D_test."""
+
+
+class Arithmetic:
+    name = "arithmetic"
+    edits = own_edits
+
+    def __init__(self, options: Options) -> None:
+        taken: set[str] = set()
+        rng = random.Random(f"arithmetic {options.seed}")
+        shown = problems(rng, len(TEMPLATES), taken)
+        sizes: dict[Split, int] = {"test": options.test, "harness": options.harness, "weight": options.weight}
+        self._tasks = {split: [_task(p) for p in problems(rng, size, taken)] for split, size in sizes.items()}
+        self.h0 = read_h0(__file__)
+        self.brief = read_brief(
+            __file__,
+            tools={"calc": "calc(expression) -> number: the value of an expression of numbers, + - * / // and ( )"},
+            demonstrations=[_demonstration(problem) for problem in shown],
+        )
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._tasks[split]
+
+    def tools(self, task: Task) -> Mapping[str, Tool]:
+        return {"calc": calculate}
+
+    def verify(self, task: Task, answer: str, episode: Episode) -> Verdict:
+        """The same whole number as the reference, however it is grouped; a unit or a word beside it is no number."""
+        given = normalise(answer)
+        if not given:
+            return Verdict("reject", "no answer")
+        if given == task.private["answer"]:
+            return Verdict("accept", "the answer matches")
+        return Verdict("reject", "another answer than the reference")
+
+
+def build(options: Options) -> Arithmetic:
+    return Arithmetic(options)
+
+
+def normalise(answer: str) -> str:
+    """A number as plain digits: no thousands separators, no currency sign, no trailing `.0`, no leading zeros, no -0."""
+    text = unicodedata.normalize("NFKC", answer).strip().replace("\u2212", "-").strip("$€£ ").rstrip(".").strip()
+    if re.fullmatch(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.0*)?", text) or re.fullmatch(r"[+-]?[0-9]{1,3}( [0-9]{3})+", text):
+        text = text.replace(",", "").replace(" ", "")
+    whole = re.fullmatch(r"([+-]?)0*([0-9]+)(\.0*)?", text)
+    if whole is None:
+        return text
+    sign = "-" if whole[1] == "-" and whole[2] != "0" else ""
+    return sign + whole[2]
+
+
+def _task(problem: Problem) -> Task:
+    return Task(problem.key, {"question": problem.question}, {"answer": str(problem.answer)})
+
+
+def _demonstration(problem: Problem) -> Demonstration:
+    use = {"name": "calc", "args": {"expression": problem.expression}, "result": problem.answer}
+    return Demonstration({"question": problem.question}, [use], str(problem.answer))
