@@ -86,11 +86,15 @@ def patience(settings: Settings, phase: Phase, signal: Signal) -> Decision:
         end, words = True, f"{counters}: the phase ends at its cap of {_count(most, unit)}"
     elif done < minimum:
         end, words = False, f"{counters}: not before {_count(minimum, unit)} ({minimum - done} to go)"
-    elif since >= wait:
+    elif best is not None and since >= wait:
         end, words = True, f"{counters}: the phase ends"
+    elif best is None:
+        end, words = False, f"{counters}: the phase ends after a first best and {_count(wait, unit)} without a new one"
+    elif most is not None and most - done <= wait - since:
+        end, words = False, f"{counters}: the phase ends after {_count(most - done, f'more {unit}')}, at its cap"
     else:
-        left = max(wait - since, 1)
-        end, words = False, f"{counters}: the phase ends after {_count(left, f'more {unit}')} without a new best"
+        more = _count(wait - since, f"more {unit}")
+        end, words = False, f"{counters}: the phase ends after {more} without a new best"
     return Decision(
         end=end, words=words, done=done, minimum=minimum, most=most, since_best=since, patience=wait, best=best,
         best_at=best_at,
@@ -109,7 +113,8 @@ def windowed(signal: Signal, window: int) -> list[float | None]:
     for value in signal:
         if value is not None:
             valid.append(value)
-        out.append(sum(valid[-window:]) / window if value is not None and len(valid) >= window else None)
+        # fsum: exact, so that the same values in another order are no new best.
+        out.append(math.fsum(valid[-window:]) / window if value is not None and len(valid) >= window else None)
     return out
 
 
