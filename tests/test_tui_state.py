@@ -76,7 +76,10 @@ def test_fit_is_exact_in_cells(text: str) -> None:
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 @pytest.mark.parametrize("size", [(24, 5), (74, 9), (90, 20), (200, 40)])
-def test_the_chart_keeps_to_its_box(finished: Script, glyphs: object, size: tuple[int, int]) -> None:
+def test_the_chart_keeps_to_its_box(
+    finished: Script, glyphs: object, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "ascii_only", glyphs is ASCII)
     width, height = size
     rows = chart.draw(finished.state.points, 3, width, height, Look(glyphs=glyphs))  # type: ignore[arg-type]
     assert len(rows) == height

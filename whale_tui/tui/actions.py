@@ -152,7 +152,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("view.copy", "y", "copy what the pane in focus shows (OSC 52, and a file)", "copy"),
     Action("view.screenshot", "w", "write a picture of the screen (SVG)", "screenshot"),
     Action("view.theme", "T", "choose a theme, seen as you move", "choose_theme"),
-    Action("go.run", "R", "the run", "go_run", "", ALL_BUT_HOME, _run, "run"),
+    Action("go.run", "R", "the run", "go_run", when=_run, short="run"),
     Action("go.inbox", "i", "candidates that wait for you", "go_inbox", "", ALL_BUT_HOME, _run, "inbox"),
     Action("go.episodes", "e", "every episode, filtered", "go_episodes", "", ALL_BUT_HOME, _run, "episodes"),
     Action("go.lineage", "l", "harnesses by policy versions", "go_lineage", "", ALL_BUT_HOME, _run, "lineage"),

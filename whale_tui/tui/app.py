@@ -14,6 +14,7 @@ from textual.app import App
 from textual.binding import Binding
 from textual.driver import Driver
 from textual.screen import Screen
+from textual.scrollbar import ScrollBar, ScrollBarRender
 
 from whale_tui import records as r
 from whale_tui.journal import JournalError
@@ -29,6 +30,13 @@ from whale_tui.tui.session import Services, Session, real_services
 from whale_tui.tui.terminal import Guard, errors_to, osc52
 
 REDRAW_SECONDS = 0.25
+
+
+class WholeCells(ScrollBarRender):
+    """A scrollbar without the block characters that end it between two cells."""
+
+    VERTICAL_BARS: ClassVar[list[str]] = [" "] * 8
+    HORIZONTAL_BARS: ClassVar[list[str]] = [" "] * 8
 
 
 class WhaleApp(App[str]):
@@ -52,6 +60,7 @@ class WhaleApp(App[str]):
         self.animation_level = "none"
         plain.ascii_only = ascii
         self.glyphs = ASCII if ascii else UNICODE
+        ScrollBar.renderer = WholeCells if ascii else ScrollBarRender
         self.preferences = keep.read_preferences(self.config_folder)
         self.keys = self.preferences.keys
         self.layout = keep.read_layout(self.state_folder)
@@ -354,8 +363,7 @@ class WhaleApp(App[str]):
             chosen = await self.push_screen_wait(Pick("Roll back: to which policy version?", items, self.look))
             if chosen is None:
                 return
-            harness = self.page.candidate if self.page and self.page.candidate else s.harness
-            pair = (versions[chosen].name, harness)
+            pair = (versions[chosen].name, s.harness)
         text = f"The run goes on from {pair[0]} with {pair[1]}. Nothing is deleted."
         if await self.push_screen_wait(Confirm("Roll back?", text, "y", "roll back", self.look)):
             self.send("rollback", {"policy": pair[0], "harness": pair[1]})

@@ -115,6 +115,10 @@ class Lines(ScrollView, can_focus=True):
         strips = Visual.to_strips(self, content.truncate(width), width, 1, style, pad=True, apply_selection=False)
         return strips[0].adjust_cell_length(width, style.rich_style) if strips else Strip.blank(width, style.rich_style)
 
+    def as_text(self) -> str:
+        """All of it as running text, wrapped lines joined: for copies of prose, and for tests."""
+        return " ".join(content.plain.strip() for content in self.lines)
+
     @property
     def room(self) -> Size:
         """Cells for content: what the scrollbar leaves."""

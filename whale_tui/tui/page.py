@@ -114,7 +114,7 @@ class Page(Screen[None]):
         for action in available(self.NAME):
             binding = Binding(action.key, f"app.do('{action.id}')", action.name, id=action.id, show=False)
             for made in binding.make_bindings([binding]):
-                self._bindings.key_to_bindings.setdefault(made.key, []).append(made)
+                self._bindings.key_to_bindings[made.key] = [made]  # in place of the framework's own, where it has one
         self.refresh_bindings()
         self.app.paint()
 

@@ -77,6 +77,17 @@ class Pane(Lines):
             self.draws += 1
             self.show(*self.draw(self.snap, room.width, room.height))
 
+    def name_it(self, title: str) -> None:
+        """The title in the upper border; never parsed, never wider than it."""
+        self.border_title = self._in_border(title)
+
+    def note(self, text: str) -> None:
+        """The note in the lower border."""
+        self.border_subtitle = self._in_border(text)
+
+    def _in_border(self, text: str) -> Content:
+        return cut(Content(text), max(1, self.outer_size.width - 6))
+
     def restyle(self, look: Look) -> None:
         self.look, self.cursor_style = look, look("cursor")
         self.redraw()
@@ -195,7 +206,7 @@ class Status(Widget):
         elif status == "paused":
             left.append((f"paused {plain(reason, 80)}", look("warning")))
         else:
-            left.append(("the engine is starting", look("muted")))
+            left.append(("waiting for word from the engine", look("muted")))
         if switch:
             when = "now" if switch == "now" else "at the next safe point"
             left.append((f"  {g.arrow} switch {when} (by {plain(switch_by, 20)})", look("warning")))
@@ -273,8 +284,8 @@ class Success(Pane):
             facts.append(f"last step solved {solved} of {tasks} tasks")
         if episodes:
             facts += [f"{truncated / episodes:.0%} truncated", f"{invalid / episodes:.1%} invalid"]
-        self.border_subtitle = dot.join(facts)
-        self.border_title = f"success rate{dot}{best}" if best and width > 60 else "success rate"
+        self.note(dot.join(facts))
+        self.name_it(f"success rate{dot}{best}" if best and width > 60 else "success rate")
         made = [Point(x=x, kind=k, phase=p, value=v, window=w, label=label) for x, k, p, v, w, label in points]
         return chart.draw(made, window, width, height, self.look), ()
 
@@ -307,13 +318,13 @@ class Patience(Pane):
         decision, phase, last, packed, switch, switch_by, pinned, _ = snap
         look, out = self.look, []
         if decision is None:
-            self.border_title = "patience"
+            self.name_it("patience")
             if last:
                 out += self.wrapped(line((f"the {last[0]} phase ended: ", look("muted")), plain(last[1], 400)), width)
             else:
                 out.append(line(("no phase is running yet", look("muted"))))
         else:
-            self.border_title = f"patience {look.glyphs.dot} {phase} phase"
+            self.name_it(f"patience {look.glyphs.dot} {phase} phase")
             out += self._counters(decision, phase, width)
             words = self.wrapped(line((plain(decision.words, 400), "")), width)
             out += ([Content("")] if height >= len(out) + len(words) + 2 else []) + words
@@ -385,25 +396,25 @@ class Harness(Pane):
         mode, name, parent, beside, card = snap[:5]
         beside = beside and width >= BESIDE_WIDTH
         dot, session = self.look.glyphs.dot, self.session
-        self.border_subtitle = ""
+        self.note("")
         if not name or session is None:
             return [line(("no harness yet", self.look("muted")))], ()
         source = session.source(name)
         if mode == "source":
             changed = changed_lines(session.source(parent), source) if parent else set()
-            self.border_title = f"harness {dot} {name}"
+            self.name_it(f"harness {dot} {name}")
             if changed:
-                self.border_subtitle = f"{self.look.glyphs.gutter}+ changed from {parent}"
+                self.note(f"{self.look.glyphs.gutter}+ changed from {parent}")
             return code.source_lines(source, changed, self.look), ()
         how = "side by side" if beside else "unified"
-        self.border_title = f"diff {dot} {name} against {parent} {dot} {how}"
+        self.name_it(f"diff {dot} {name} against {parent} {dot} {how}")
         head = self.head(snap, width)
         body, starts = (
             code.side_by_side_lines(session.source(parent), source, width, self.look) if beside
             else code.diff_lines(session.source(parent), source, self.look)
         )  # fmt: skip
         self.hunks = [len(head) + 1 + n for n in starts]
-        self.border_subtitle = f"{len(starts)} hunk{'' if len(starts) == 1 else 's'} {dot} ] next  [ previous"
+        self.note(f"{len(starts)} hunk{'' if len(starts) == 1 else 's'} {dot} ] next  [ previous")
         result = result_lines(card, width, self.look)
         return [*head, Content(""), *body, *([Content(""), *result] if result else [])], ()
 
@@ -539,7 +550,7 @@ class Candidates(Pane):
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         rows, current, pinned, best_first = snap
         dot = self.look.glyphs.dot
-        self.border_title = f"candidates {dot} {len(rows)}" + (f" {dot} best first" if best_first else "")
+        self.name_it(f"candidates {dot} {len(rows)}" + (f" {dot} best first" if best_first else ""))
         wide = width >= 84
         head = [
             ("  id", 7, "", False),
@@ -599,7 +610,7 @@ class Events(Pane):
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         session = snap[2]
-        self.border_title = f"events {self.look.glyphs.dot} {snap[1]:,}" if snap[1] else "events"
+        self.name_it(f"events {self.look.glyphs.dot} {snap[1]:,}" if snap[1] else "events")
         return [self._line(event) for _, event in session.events] or [line(("nothing yet", self.look("muted")))], ()
 
     def _line(self, event: r.AnyEvent) -> Content:

@@ -94,12 +94,10 @@ class Rows(Pane):
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         look, dot = self.look, self.look.glyphs.dot
-        self.border_title = Content(
-            f"episodes {dot} {snap:,}" + (f" {dot} {plain(self.filter, 60)}" if self.filter else "")
-        )
+        self.name_it(f"episodes {dot} {snap:,}" + (f" {dot} {plain(self.filter, 60)}" if self.filter else ""))
         newer = snap - self.rows[0].n if self.rows and not self.filter else 0
         state = "searching" if self.searching else f"{newer:,} newer: home" if newer > 0 else ""
-        self.border_subtitle = Content(state)
+        self.note(state)
         wide = width >= 76
         head = [("", 1), ("task", 12), ("pair", 16), ("purpose", 7)] + ([("where", 8), ("tokens", 6)] if wide else [])
         header = code.columns(
@@ -146,16 +144,16 @@ class Conversation(Pane):
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         look, dot = self.look, self.look.glyphs.dot
-        self.border_subtitle = ""
+        self.note("")
         if not snap:
-            self.border_title = "conversation"
+            self.name_it("conversation")
             return [line(("enter opens an episode", look("muted")))], ()
         if len(snap) == 1:
             episode, turns = snap[0]
-            self.border_title = Content(f"{plain(episode.task, 40)} {dot} {episode.policy} {dot} {episode.harness}")
-            self.border_subtitle = Content("c: under another pair")
+            self.name_it(f"{plain(episode.task, 40)} {dot} {episode.policy} {dot} {episode.harness}")
+            self.note("c: under another pair")
             return transcript(episode, turns, width, look), ()
-        self.border_title = Content(f"{plain(snap[0][0].task, 40)} {dot} under two pairs")
+        self.name_it(f"{plain(snap[0][0].task, 40)} {dot} under two pairs")
         half = max(12, (width - 3) // 2)
         sides = [transcript(episode, turns, half, look) for episode, turns in snap]
         rows = []

@@ -55,7 +55,7 @@ class Runs(Pane):
         cells = [
             (plain(run.name, 60), names, look("title"), False),
             (run.status, 10, look(ROLES.get(run.status, "muted")), False),
-            (run.condition, 12, "", False),
+            (plain(run.condition, 20), 12, "", False),
             (where, 17, look.phase(run.phase) if run.phase else look("muted"), False),
         ]
         if wide:

@@ -38,7 +38,7 @@ class Waiting(Candidates):
         rows = self.ordered
         waiting = sum(row[2] == "waiting" for row in rows)
         dot = self.look.glyphs.dot
-        self.border_title = f"inbox {dot} {waiting} waiting" if waiting else f"inbox {dot} nothing waits"
+        self.name_it(f"inbox {dot} {waiting} waiting" if waiting else f"inbox {dot} nothing waits")
         if not rows:
             return [line(("no candidate has been proposed yet", self.look("muted")))], ()
         return [self._short(row, width) for row in rows], ()
@@ -73,7 +73,8 @@ class Card(Harness):
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         if snap[0] == "none":
-            self.border_title, self.border_subtitle = "candidate", ""
+            self.name_it("candidate")
+            self.note("")
             return [line(("no candidate to show", self.look("muted")))], ()
         return super().draw(snap, width, height)
 

@@ -59,7 +59,7 @@ class Grid(Pane):
             style = look("title") if is_current else look("muted")
             head.append((fit(name + ("*" if is_current else ""), CELL), style))
         more = f" {len(versions)} versions" + (f", {self.first} before" if self.first else "")
-        self.border_title = f"lineage {g.dot} {len(rows)} harnesses {g.dot}{more}"
+        self.name_it(f"lineage {g.dot} {len(rows)} harnesses {g.dot}{more}")
         out = []
         for row, (name, cells, _) in enumerate(rows):
             mark = g.pin if name == pinned else g.accepted if name == current else " "
@@ -78,7 +78,7 @@ class Grid(Pane):
                     parts += [(fit(rate, 7), style), (fit(count, CELL - 8), look("faint"))]
                 parts.append(" ")
             out.append(line(*parts))
-        self.border_subtitle = self._explained(snap)
+        self.note(self._explained(snap))
         return out, [line(*head)]
 
     def _explained(self, snap: Any) -> str:
