@@ -1,1 +1,1 @@
-"""Domains: where tasks, tools, verifiers and base harnesses come from. One folder each; nothing else knows their names."""
+"""Domains: where tasks, tools, verifiers and base harnesses come from. One folder each, known by nothing else."""

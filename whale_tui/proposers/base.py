@@ -32,5 +32,5 @@ class Proposer(Protocol):
     name: str
 
     async def propose(self, request: Request) -> Sequence[Proposal]:
-        """At most `request.candidates` proposals, none already in the archive. Fewer, or none, where it has no more ideas."""
+        """At most `request.candidates` proposals, none already in the archive. Fewer, or none, where ideas end."""
         ...

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from whale_tui.domains.arithmetic import edits as own_edits
 from whale_tui.domains.arithmetic.calculator import calculate
+from whale_tui.domains.arithmetic.edits import RULES
 from whale_tui.domains.arithmetic.problems import TEMPLATES, Problem, problems
 from whale_tui.domains.base import Tool, read_brief, read_h0
 from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
@@ -34,7 +34,7 @@ class Options(Struct, forbid_unknown_fields=True, frozen=True):
 
 class Arithmetic:
     name = "arithmetic"
-    edits = own_edits
+    edits = RULES
 
     def __init__(self, options: Options) -> None:
         taken: set[str] = set()
@@ -70,7 +70,7 @@ def build(options: Options) -> Arithmetic:
 
 
 def normalise(answer: str) -> str:
-    """A number as plain digits: no thousands separators, no currency sign, no trailing `.0`, no leading zeros, no -0."""
+    """A number as plain digits: no thousands separators, currency sign, trailing `.0`, leading zeros or -0."""
     text = unicodedata.normalize("NFKC", answer).strip().replace("\u2212", "-").strip("$€£ ").rstrip(".").strip()
     if re.fullmatch(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.0*)?", text) or re.fullmatch(r"[+-]?[0-9]{1,3}( [0-9]{3})+", text):
         text = text.replace(",", "").replace(" ", "")

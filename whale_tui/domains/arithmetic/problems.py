@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 (a table of texts, one a line)
 """Word problems from templates: one to three operations on whole numbers, whole and positive at every step."""
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 
 from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
 from whale_tui.domains.bm25 import Passages
-from whale_tui.domains.encyclopedia import edits as own_edits
 from whale_tui.domains.encyclopedia import world
+from whale_tui.domains.encyclopedia.edits import RULES
 from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
 
 ENTITIES = {"weight": 67, "harness": 10, "test": 18, "demonstrations": 5}
@@ -36,7 +36,7 @@ class Options(Struct, forbid_unknown_fields=True, frozen=True):
 
 class Encyclopedia:
     name = "encyclopedia"
-    edits = own_edits
+    edits = RULES
 
     def __init__(self, options: Options) -> None:
         groups = world.entities(options.seed, ENTITIES, apart="demonstrations")
@@ -102,7 +102,7 @@ def _task(entity: world.Entity, relation: str, way: int) -> Task:
 
 
 def _demonstrations(entities: Sequence[world.Entity]) -> list[Demonstration]:
-    """Worked questions, the kinds in turn. Their search sees only articles of no split, so no split's answer is shown."""
+    """Worked questions, the kinds in turn. Their search sees articles of no split alone: no split's answer is shown."""
     index = _index(entities)
     by_kind = [[entity for entity in entities if entity.kind == kind] for kind in world.KINDS]
     shown = []

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 (a table of texts, a few lines a row)
 """The made-up world: who and what exists, what is true of it, how an article tells it and how a question asks for it.
 
 Every name is invented, so nothing can be known beforehand: an answer can only be read. Values that are names (a
@@ -174,7 +175,7 @@ def _entity(rng: random.Random, kind: str, name: str, pools: Mapping[str, Sequen
     told = rng.sample([relation for relation, r in RELATIONS.items() if r.kind == kind], 4)
     facts = {r: rng.choice([v for v in pools[RELATIONS[r].values] if v != name]) for r in told}
     pronouns = rng.choice(_PRONOUNS[kind])
-    sentences = []
+    sentences: list[str] = []
     for relation, value in facts.items():
         opening, *later = RELATIONS[relation].told
         pattern = rng.choice(later) if sentences else opening
