@@ -13,7 +13,8 @@ from whale_tui.records import Episode
 def accepted_set(episodes: Sequence[Episode], policy_hash: str, options: Weight) -> list[Episode]:
     """The episodes a step trains on, in the order they were run.
 
-    Accepted, sampled from the version that the step started with, not cut at a length limit unless asked for.
+    Accepted, sampled from the version that the step started with, not cut at a length limit unless asked for, and with
+    sampled tokens in it.
     With `max_accepted_per_task`, at most that many a task, and none whose sampled ids repeat another's.
     """
     kept: list[Episode] = []
@@ -21,6 +22,8 @@ def accepted_set(episodes: Sequence[Episode], policy_hash: str, options: Weight)
     for episode in episodes:
         if episode.verdict != "accept" or (episode.truncated and not options.train_truncated):
             continue
+        if not any(call.output_ids for call in episode.calls):
+            continue  # answered without the policy: nothing to learn
         if episode.policy_hash != policy_hash:
             raise ValueError(f"episode {episode.id} was sampled from {episode.policy_hash}, not {policy_hash}")
         if options.max_accepted_per_task:

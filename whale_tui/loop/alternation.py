@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from whale_tui.config import Config
 from whale_tui.loop import switching
-from whale_tui.loop.state import Candidate, RunState
+from whale_tui.loop.state import Candidate, PhaseRecord, RunState
 from whale_tui.records import Phase, Settings
 
 
@@ -53,11 +53,11 @@ class Check(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
-    """Wait for a person to decide on candidates, or for the approval timeout; or for a person's own proposal."""
+    """Wait for a person to decide on candidates, or for the approval timeout; for their own proposal; or to unpin."""
 
     harnesses: tuple[str, ...]
     before: str
-    """ "eval", "accept" or "propose"."""
+    """ "eval", "accept", "propose" or "unpin"."""
 
 
 class EndIteration(Struct, frozen=True):
@@ -120,10 +120,14 @@ def _between(state: RunState, config: Config, settings: Settings) -> Action:
     if over and _untested(state, config, "theta-0000", "h0000"):
         return Test("theta-0000", "h0000", "start")
     if state.phases and _untested(state, config, state.policy, state.harness):
-        cycle_over = config.test.at == "cycles" and state.phases[-1].phase == "harness"
+        cycle_over = config.test.at == "cycles" and cycle != state.cycle
         if over or cycle_over or config.test.at == "phases":
             return Test(state.policy, state.harness, "end" if over else f"cycle {state.cycle}")
-    return Finish(over) if over else StartPhase(phase, cycle, reason)
+    if over:
+        return Finish(over)
+    if phase == "harness" and _skips_search(state, config):  # and no weight phase to go on with
+        return Ask((), "unpin")
+    return StartPhase(phase, cycle, reason)
 
 
 def _untested(state: RunState, config: Config, policy: str, harness: str) -> bool:
@@ -146,7 +150,7 @@ def _following(state: RunState, config: Config) -> tuple[Phase, int, str]:
     if state.phases[-1].phase == "weight":
         if state.condition == "stagewise" and not _stage_over(state, config, state.settings):
             return "weight", state.cycle + 1, "stagewise: the weight budget comes first"
-        if state.pinned and config.harness.while_pinned == "skip":
+        if _alternates(state) and _skips_search(state, config):
             return "weight", state.cycle + 1, f"{state.pinned} is pinned: the harness phase is skipped"
         return "harness", state.cycle, "after the weight phase"
     if state.condition == "stagewise":
@@ -156,8 +160,10 @@ def _following(state: RunState, config: Config) -> tuple[Phase, int, str]:
 
 def _over(state: RunState, config: Config, settings: Settings, phase: Phase, cycle: int) -> str:
     """Why no further phase starts, or nothing."""
-    if config.run.cycles and cycle > config.run.cycles:
+    if config.run.cycles and cycle > config.run.cycles and state.condition != "stagewise":
         return f"{config.run.cycles} cycles done"
+    if phase == "harness" and len(state.phases) > 1 and all(map(_found_nothing, state.phases[-2:])):
+        return "two searches in a row had nothing to evaluate: the proposer has no more ideas"
     need = step_cost(config) if phase == "weight" else iteration_cost(state, config, settings, state.iteration == 0)
     left = settings.budget_episodes - state.budget_used
     if need > left:
@@ -170,6 +176,15 @@ def _alternates(state: RunState) -> bool:
     return state.condition in ("whale", "adaptive", "fst")
 
 
+def _skips_search(state: RunState, config: Config) -> bool:
+    return bool(state.pinned) and config.harness.while_pinned == "skip"
+
+
+def _found_nothing(phase: PhaseRecord) -> bool:
+    """A search that cost no episode: under an unchanged policy the next one would be as empty, for ever."""
+    return phase.phase == "harness" and bool(phase.signal) and phase.episodes == 0
+
+
 def _stage_over(state: RunState, config: Config, settings: Settings | None) -> bool:
     """Stagewise: whether the weight half of the budget is spent."""
     budget = settings.budget_episodes if settings else 0
@@ -180,7 +195,7 @@ def _look_words(state: RunState, config: Config) -> str:
     looked = state.looked
     if looked is None:
         return ""
-    share = f"h0 accepts {looked.accepted} of {looked.episodes} episodes"
+    share = f"h0 accepts {looked.accepted} of {looked.episodes - looked.invalid} episodes"
     if state.first_phase == "harness":
         return (
             f"{share}, under {config.run.look_share:.0%}: weight training would have nothing to keep, so search first"
@@ -203,7 +218,7 @@ def _weight(state: RunState, config: Config, settings: Settings) -> Action:
         return EndPhase(_switched(state))
     empty = state.phases[-1].empty_in_a_row
     if empty >= config.weight.empty_steps:
-        return EndPhase(f"{empty} steps in a row with nothing accepted: there is nothing to train on")
+        return EndPhase(f"{empty} steps in a row trained on nothing")
     decision = switching.decide(state)
     if decision.end:
         return EndPhase(decision.words)
@@ -218,12 +233,18 @@ def _weight(state: RunState, config: Config, settings: Settings) -> Action:
 def _harness(state: RunState, config: Config, settings: Settings) -> Action:
     if state.switch == "now":
         return _close(state, config, settings, _switched(state))
-    if state.pinned and config.harness.while_pinned == "skip":
+    if _skips_search(state, config):
         return _close(state, config, settings, "a harness was pinned")
+    left = settings.budget_episodes - state.budget_used
     if state.iteration == 0:
-        return _first_iteration(state, config, settings)
+        return _first_iteration(state, config, settings, left)
+    if state.policy_hash not in state.harnesses[state.harness].scores and state.splits["harness"] <= left:
+        return Evaluate((state.harness,))  # after a rollback: the incoming harness takes part under this policy too
     waiting = state.undecided()
     unchecked = tuple(c.id for c in waiting if not c.checked)
+    need = len(unchecked) + len(waiting) * state.splits["harness"]
+    if need > left:
+        return _close(state, config, settings, f"budget: {left} episodes left, the candidates need {need}")
     if unchecked:
         return Check(unchecked)
     if settings.approval == "before-eval":
@@ -231,9 +252,6 @@ def _harness(state: RunState, config: Config, settings: Settings) -> Action:
         if asked:
             return Ask(asked, "eval")
     if waiting:
-        need = len(waiting) * state.splits["harness"]
-        if need > settings.budget_episodes - state.budget_used:
-            return _close(state, config, settings, f"budget: {len(waiting)} candidates need {need} episodes")
         return Evaluate(tuple(c.id for c in waiting))
     if state.proposed_for > state.iteration:
         ranking = state.ranking()
@@ -252,18 +270,20 @@ def _harness(state: RunState, config: Config, settings: Settings) -> Action:
     decision = switching.decide(state)
     if decision.end:
         return _close(state, config, settings, decision.words)
-    left = settings.budget_episodes - state.budget_used
     need = iteration_cost(state, config, settings, first=False)
     if need > left:
         return _close(state, config, settings, f"budget: {left} episodes left, an iteration needs up to {need}")
     return Ask((), "propose") if config.proposer.kind == "person" else Propose(state.iteration + 1)
 
 
-def _first_iteration(state: RunState, config: Config, settings: Settings) -> Action:
+def _first_iteration(state: RunState, config: Config, settings: Settings, left: int) -> Action:
     """Iteration 1 measures the incoming harness under the new policy, and the incumbents that matter."""
     now = state.policy_hash
     due = tuple(h for h in [state.harness, *_revisited(state, config)] if now not in state.harnesses[h].scores)
-    if due and not state.switch:
+    need = len(due) * state.splits["harness"]
+    if need > left:
+        return _close(state, config, settings, f"budget: {left} episodes left, the incoming harness needs {need}")
+    if due:
         return Evaluate(due)
     ranking = state.ranking()
     best = ranking[0] if ranking else None
@@ -290,10 +310,10 @@ def _close(state: RunState, config: Config, settings: Settings, reason: str) -> 
     """The acceptance rule: the best of the ranking, confirmed and approved where that is asked for."""
     if state.pinned:
         return EndPhase(f"{reason}; {state.pinned} is pinned, so nothing is accepted", state.harness)
-    ranking = state.ranking()
-    if not ranking:
-        return EndPhase(f"{reason}; nothing was measured, so {state.harness} stays", state.harness)
-    leader, now = ranking[0], state.policy_hash
+    ranking, now = state.ranking(), state.policy_hash
+    if not ranking or state.harnesses[state.harness].mean(now) is None:  # the incoming harness takes part, or none does
+        return EndPhase(f"{reason}; {state.harness} was not measured under {state.policy}, so it stays", state.harness)
+    leader = ranking[0]
     if config.harness.confirm and leader.id != state.harness and state.switch != "now":
         due = tuple(c.id for c in ranking[:2] if now not in c.confirms)
         need = len(due) * config.harness.confirm * state.splits["harness"]

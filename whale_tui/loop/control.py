@@ -6,6 +6,7 @@ then does what the new state asks for. A refusal changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,12 @@ def _resume(state: RunState, args: dict[str, Any], who: str) -> Plan:
 def _switch(state: RunState, args: dict[str, Any], who: str) -> Plan:
     if state.phase is None:
         raise Refused("no phase is running: there is nothing to switch from")
-    now = bool(args.get("now"))
+    now = args.get("now") in (True, "true", "yes", 1)
+    if state.switch == "now" or (state.switch and not now):
+        when = "now" if state.switch == "now" else "at the next safe point"
+        return Plan(effect=f"the {state.phase} phase already ends {when}", args={"now": state.switch == "now"})
+    if now and state.open_step is not None:
+        return Plan(effect=f"the weight phase ends once step {state.open_step.step} is trained", args={"now": True})
     if now:
         effect = f"the {state.phase} phase ends now; episodes in flight are dropped and not counted"
     else:
@@ -84,6 +90,8 @@ def _pin(state: RunState, args: dict[str, Any], who: str) -> Plan:
     candidate = _candidate(state, harness)
     if candidate.outcome in ("invalid", "crash", "timeout"):
         raise Refused(f"{harness} can't be pinned: it is {candidate.outcome} ({candidate.reason})")
+    if not candidate.checked:
+        raise Refused(f"{harness} can't be pinned: it has not passed the checks yet")
     if state.pinned == harness:
         return Plan(effect=f"{harness} is already pinned", args={"harness": harness})
     change = "" if harness == state.harness else f", in place of {state.harness} from the next step on"
@@ -123,9 +131,15 @@ def _rollback(state: RunState, args: dict[str, Any], who: str) -> Plan:
     policy, harness = str(args.get("policy") or state.policy), str(args.get("harness") or state.harness)
     if policy not in state.versions:
         raise Refused(f"no policy version {policy}; there are {', '.join(state.versions)}")
-    _candidate(state, harness)
+    candidate = _candidate(state, harness)
+    if candidate.outcome in ("invalid", "crash", "timeout") or not candidate.checked:
+        raise Refused(f"{harness} can't be gone back to: it is {candidate.outcome or 'not checked yet'}")
+    if state.pinned and harness != state.pinned:
+        raise Refused(f"{state.pinned} is pinned: unpin it first")
+    if (policy, harness) == (state.policy, state.harness):
+        return Plan(effect=f"{policy} with {harness} is the current pair", args={"policy": policy, "harness": harness})
     if state.open_step is not None:
-        raise Refused("a step is being trained: wait for it, or switch --now first")
+        raise Refused(f"step {state.open_step.step} is being trained: wait for it")
     return Plan(
         effect=f"goes on from {policy} with {harness} at the next safe point",
         args={"policy": policy, "harness": harness},
@@ -146,8 +160,10 @@ def _set(state: RunState, args: dict[str, Any], who: str) -> Plan:
         raise Refused(f"set: {error}") from None
     values = {key: getattr(changed, key) for key in args}
     for key, value in values.items():
-        if isinstance(value, int | float) and value <= 0 and key != "approval_timeout":
-            raise Refused(f"{key} must be above 0")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused(f"{key} must be a finite number")
+        if isinstance(value, int | float) and (value < 0 or (value == 0 and key != "approval_timeout")):
+            raise Refused(f"{key} must be above 0" if key != "approval_timeout" else f"{key} must be 0 or more")
     words = ", ".join(f"{k} {getattr(state.settings, k)} -> {v}" for k, v in values.items())
     return Plan(effect=f"{words}, from the next decision on", args=values)
 

@@ -173,7 +173,9 @@ async def _score(run: Run, names: Sequence[str], purpose: Purpose, samples: int,
 
 async def ask(run: Run, action: Ask) -> None:
     """Wait for a person. After the approval timeout the candidates go on without one, and the journal says so."""
-    what = f"{', '.join(action.harnesses)} before {action.before}" if action.harnesses else "a harness to be proposed"
+    what = {"propose": "a harness to be proposed", "unpin": f"{run.state.pinned} to be unpinned"}.get(
+        action.before, f"{', '.join(action.harnesses)} before {action.before}"
+    )
     run.doing(f"waiting for a person: {what}", unit="candidates")
     settings = run.state.settings
     timeout = settings.approval_timeout if settings and action.harnesses else 0.0

@@ -121,6 +121,8 @@ class Run:
         need = {"weight-only": step, "harness-only": first + iteration}.get(
             self.config.run.condition, max(step, first + iteration)
         )
+        if self.config.run.first_phase == "auto" and self.config.run.condition in ("whale", "adaptive", "fst"):
+            need += min(self.config.run.look_episodes, splits["weight"])
         if settings.budget_episodes < need:
             raise ConfigError(
                 f"run.budget_episodes = {settings.budget_episodes} is too small for one round: "

@@ -321,7 +321,7 @@ def _candidate_checked(s: RunState, e: r.CandidateChecked) -> None:
     candidate = s.harnesses[e.harness]
     _spend(s, "smoke", e.smoke)
     candidate.checked, candidate.warnings = e.ok, e.warnings
-    if not e.ok:
+    if not e.ok and candidate.outcome is None:
         candidate.outcome, candidate.reason = "invalid", e.reason
 
 
@@ -336,7 +336,8 @@ def _candidate_scored(s: RunState, e: r.CandidateScored) -> None:
 def _candidate_outcome(s: RunState, e: r.CandidateOutcome) -> None:
     candidate = s.harnesses[e.harness]
     _spend(s, e.purpose, e.batch)
-    candidate.outcome, candidate.reason = e.outcome, e.reason
+    if candidate.outcome != "vetoed":  # a person's reason stays, whatever an evaluation in flight comes to
+        candidate.outcome, candidate.reason = e.outcome, e.reason
     if e.outcome == "vetoed":
         candidate.decided = "vetoed"
 
@@ -375,17 +376,22 @@ def _command(s: RunState, e: r.CommandTaken) -> None:
     s.commands[e.id] = e.effect
     match e.what:
         case "switch":
-            s.switch, s.switch_by = ("now" if e.args.get("now") else "safe"), e.who
+            kind: Literal["safe", "now"] = "now" if e.args.get("now") else "safe"
+            if s.switch not in (kind, "now"):
+                s.switch, s.switch_by = kind, e.who
         case "pin":
             s.pinned = s.harness = e.args["harness"]
         case "unpin":
             s.pinned = ""
         case "approve":
             candidate = s.harnesses[e.args["harness"]]
-            candidate.confirmed = candidate.decided == "approved" or bool(candidate.scores)
-            candidate.decided, candidate.decided_by = "approved", e.who
+            if candidate.decided != "approved" or (candidate.scores and not candidate.confirmed):
+                candidate.confirmed = bool(candidate.scores)
+                candidate.decided, candidate.decided_by = "approved", e.who
         case "veto":
-            s.harnesses[e.args["harness"]].decided_by = e.who
+            candidate = s.harnesses[e.args["harness"]]
+            if candidate.outcome != "vetoed":
+                candidate.decided_by = e.who
         case "rollback":
             s.policy, s.harness = e.args["policy"], e.args["harness"]
         case "set" if s.settings:

@@ -32,7 +32,7 @@ async def look(run: Run) -> None:
     episodes, batch = await run.episodes(jobs, "look", "looking at h0")
     first = first_phase_of(batch.accepted, batch.episodes - batch.invalid, run.config)
     segment = run.journal.write_segment(episodes)
-    share = f"{batch.accepted} of {batch.episodes} episodes accepted"
+    share = f"{batch.accepted} of {batch.episodes - batch.invalid} episodes accepted"
     limit = f"{run.config.run.look_share:.0%}"
     reason = (
         f"{share}, under {limit}: training would have nothing to keep, so the search comes first"
@@ -83,10 +83,10 @@ async def train_step(run: Run) -> None:
         return
     await run.serve()
     run.doing(f"training step {sampled.step}", total=0, detail=f"{len(kept)} accepted episodes")
+    run.served = ""  # until it is published, what the worker holds is no version
     batches = minibatches(kept, options.minibatch, f"{state.seed}/order/{state.cycle}/{state.total_steps}")
     trained = await run.policy.train(TrainRequest(minibatches=batches, learning_rate=options.learning_rate))
     if trained.skipped >= len(batches):
-        run.served = ""
         run.record(
             _skipped(run, finished, "loss or gradient not finite"),
             r.Failure(kind="not-finite", detail=f"step {sampled.step}: all {trained.skipped} updates skipped"),
