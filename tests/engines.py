@@ -127,7 +127,7 @@ def essence(events: Sequence[AnyEvent]) -> list[tuple[Any, ...]]:
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: strip(v) for k, v in value.items() if k not in ("at", "seconds", "run")}
+            return {k: strip(v) for k, v in value.items() if k not in ("at", "seconds", "run", "config_hash")}
         return [strip(v) for v in value] if isinstance(value, list) else value
 
     skipped = r.EngineStarted | r.Failure | r.Paused | r.Resumed

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from whale_tui import records as r
-from whale_tui.journal import Journal, JournalError
+from whale_tui.journal import Journal
 from whale_tui.loop.state import RunState, reduce
 from whale_tui.rundir import RunDir
 from whale_tui.service import protocol as p
@@ -43,10 +43,6 @@ class RunClient:
         journal = Journal(self.rundir.journal, read_only=True)
         try:
             events = list(journal.events(self.state.seq))
-        except JournalError as error:
-            if "no such table" in str(error):  # the engine is just making it
-                return []
-            raise
         finally:
             journal.close()
         for event in events:
@@ -54,7 +50,7 @@ class RunClient:
         return events
 
     async def follow(self) -> AsyncIterator[Update]:
-        """The journal first, then what happens, for ever; connects again by itself when the engine comes back."""
+        """The journal first, then what happens, for ever. Without an engine: an update a second until one is back."""
         yield Update(events=self.read_journal(), live=False)
         while True:
             try:
@@ -62,10 +58,8 @@ class RunClient:
                     yield update
             except (OSError, EOFError, ValueError):
                 pass
-            was, self.live, self.activity = self.live, False, None
-            events = self.read_journal()
-            if was or events:
-                yield Update(events=events, live=False)
+            self.live, self.activity = False, None
+            yield Update(events=self.read_journal(), live=False)
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow_engine(self) -> AsyncIterator[Update]:

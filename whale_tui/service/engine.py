@@ -47,24 +47,33 @@ EXPECTED = (ConfigError, DomainError, RunDirError, JournalError, PolicyFailure, 
 def main() -> int:
     rundir = RunDir(Path(sys.argv[1]))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stdout)
-    exit_file = rundir.path / "engine.exit"
-    exit_file.unlink(missing_ok=True)
     try:
         with rundir.lock():
-            asyncio.run(_serve(rundir))
-        code, message = 0, ""
+            return _own(rundir)
+    except RunDirError as error:  # another engine owns the run
+        log.error("%s", error)
+        return 1
+
+
+def _own(rundir: RunDir) -> int:
+    """Run the engine; what ends it is in engine.exit before the lock is released."""
+    exit_file = rundir.path / "engine.exit"
+    exit_file.unlink(missing_ok=True)
+    message = ""
+    try:
+        asyncio.run(_serve(rundir))
     except EXPECTED as error:
-        code, message = 1, str(error)
+        message = str(error)
         log.error("%s", message)
     except asyncio.CancelledError:
-        code, message = 1, "interrupted while starting"
+        message = "interrupted while starting"
     except Exception as error:
         log.exception("the engine failed")
-        code, message = 1, f"the engine failed: {type(error).__name__}: {error} (see {rundir.log})"
+        message = f"the engine failed: {type(error).__name__}: {error} (see {rundir.log})"
     if message:
         with contextlib.suppress(OSError):
             write_atomic(exit_file, message.encode())
-    return code
+    return 1 if message else 0
 
 
 async def _serve(rundir: RunDir) -> None:
@@ -109,6 +118,7 @@ async def _serve(rundir: RunDir) -> None:
             await asyncio.to_thread(_verify, rundir)
         config = resolved.config
         domain = _domain(resolved)
+        proposer = _proposer(config, domain)
         sealable, why = can_seal()
         if not sealable and not config.rollout.allow_unsealed:
             raise SealUnavailable(f"{why}; to run harnesses without a seal set rollout.allow_unsealed = true")
@@ -123,7 +133,7 @@ async def _serve(rundir: RunDir) -> None:
         log.info("model %s on %s (%s)%s", path, policy_info.device, policy_info.compute_dtype,
                  f": {policy_info.note}" if policy_info.note else "")  # fmt: skip
         chat = ChatTokenizer(path)
-        run = Run(rundir, config, journal, domain, policy, chat, _proposer(config, domain), emit)
+        run = Run(rundir, config, journal, domain, policy, chat, proposer, emit)
         server.attach(run, journal)
         run.begin(os.getpid())
         _forecast(run, policy_info.trained_parameters)
@@ -153,11 +163,9 @@ def _domain(resolved: Resolved) -> domains.base.Domain:
     return load_domain(options.name, options.options, own)
 
 
-def _proposer(config: Config, domain: domains.base.Domain) -> Proposer:
+def _proposer(config: Config, domain: domains.base.Domain) -> Proposer | None:
     if config.proposer.kind == "person":
-        from whale_tui.proposers.person import Person
-
-        return Person()
+        return None
     from whale_tui.proposers.rules import Rules
 
     return Rules(domain.edits)

@@ -49,14 +49,9 @@ async def follow(rundir: RunDir, who: str, *, stop_on_interrupt: bool) -> int:
             if client.state.status in ("finished", "stopped") and not rundir.is_locked():
                 print(result(client.state), flush=True)
                 return 0
-            if not update.live and not rundir.is_locked() and teller.was_live:
-                print(
-                    f"whale-tui: {launch.failure(rundir) or f'the engine is gone; see {rundir.log}'}", file=sys.stderr
-                )
-                print(f"go on with: whale-tui run {rundir.path}", file=sys.stderr)
-                return 1
-            if not update.live and not rundir.is_locked() and not stop_on_interrupt:
-                print(describe(rundir.name, client.state, "crashed"), flush=True)
+            if not update.live and not rundir.is_locked() and (teller.connected or not update.events):
+                why = launch.failure(rundir) or f"the engine of {rundir.name} is gone; see {rundir.log}"
+                print(f"whale-tui: {why}\ngo on with: whale-tui run {rundir.path}", file=sys.stderr)
                 return 1
     except asyncio.CancelledError:
         return 130
@@ -76,10 +71,10 @@ class _Teller:
     """Prints events as they come, and what is going on when nothing has been said for a while."""
 
     def __init__(self) -> None:
-        self.start, self.said, self.doing, self.was_live = time.time(), 0.0, "", False
+        self.start, self.said, self.doing, self.connected = time.time(), 0.0, "", False
 
     def tell(self, update: Update, state: RunState) -> None:
-        self.was_live = self.was_live or update.live
+        self.connected = self.connected or update.live
         for event in update.events:
             if not isinstance(event, QUIET) or getattr(event, "ok", True) is False:
                 self._say(words(event), event.at)

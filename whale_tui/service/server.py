@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import platformdirs
 
 from whale_tui import __version__
 from whale_tui import records as r
@@ -30,12 +29,9 @@ ACTIVITY_SECONDS = 0.25
 
 def socket_path(rundir: RunDir) -> Path:
     """Where the engine of a run listens. Short, since a Unix socket's path is at most 107 bytes."""
-    base = Path(platformdirs.user_runtime_dir("whale-tui"))
-    try:
-        base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        base = Path(tempfile.gettempdir()) / f"whale-tui-{os.getuid()}"
-        base.mkdir(exist_ok=True, mode=0o700)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "whale-tui" if runtime else Path(tempfile.gettempdir()) / f"whale-tui-{os.getuid()}"
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
     if base.stat().st_uid != os.getuid():
         raise RunDirError(f"{base} belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
     base.chmod(0o700)
