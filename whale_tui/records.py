@@ -42,6 +42,21 @@ class Task(Struct, frozen=True):
     def hash(self) -> str:
         return content_hash([self.public, self.private])
 
+    @property
+    def answers(self) -> list[str]:
+        """Every text and number of the private fields, at any depth: what no proposer may read."""
+        found: list[str] = []
+        waiting: list[Any] = [self.private]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                waiting += value.values()
+            elif isinstance(value, list | tuple):
+                waiting += value
+            elif isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+                found.append(str(value))
+        return found
+
 
 class Verdict(Struct, frozen=True):
     """`invalid` is a failure of the machinery: it has no reward and enters no average."""

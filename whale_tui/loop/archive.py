@@ -6,6 +6,7 @@ They hold D_harness tasks only, and no reference answer.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -86,7 +87,6 @@ def _as_text(episode: Episode, chat: ChatTokenizer, task: Task) -> ArchivedEpiso
 
 def _without_answer(reason: str, task: Task) -> str:
     """A verifier's reason may quote the reference answer; the proposer must not read it."""
-    for value in task.private.values():
-        if isinstance(value, str) and value and value in reason:
-            reason = reason.replace(value, "(reference answer)")
+    for answer in sorted(task.answers, key=len, reverse=True):
+        reason = re.sub(rf"(?<!\w){re.escape(answer)}(?!\w)", "(reference answer)", reason, flags=re.IGNORECASE)
     return reason

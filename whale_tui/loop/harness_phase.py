@@ -94,7 +94,7 @@ def write_candidate(
 async def check(run: Run, names: Sequence[str]) -> None:
     """Static checks, then one smoke episode each under the sealed worker. A failed check costs nothing more."""
     state = run.state
-    answers = [str(v) for t in run.tasks["harness"] for v in t.private.values() if isinstance(v, str)]
+    answers = [answer for task in run.tasks["harness"] for answer in task.answers]
     base = run.rundir.harness_source("h0000") if state.condition == "fst" else None
     brief = run.domain.brief
     given = brief.text + str(brief.demonstrations)
