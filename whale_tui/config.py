@@ -46,7 +46,8 @@ class Run(Struct, forbid_unknown_fields=True, kw_only=True):
     look_share: Share = 0.03
     """Accepted share under which "auto" searches first."""
     cycles: Count = 0
-    """Phases of weight training to run before the run finishes. 0: until the budget is spent."""
+    """Phases of weight training to run before the run finishes. 0: until the budget is spent, as stagewise always
+    does."""
     budget_episodes: Positive = 1_000_000
     """Episodes of training and search together; tests are not counted."""
 
@@ -285,6 +286,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
         return f"{path}:{line}: {key}" if line else f"{path}: {key}"
 
     config = convert(raw, where)
+    if config.run.name in (".", "..") or "/" in config.run.name or "\0" in config.run.name:
+        raise ConfigError(f"{where('run.name')}: {config.run.name!r} can't be the name of a folder")
     if not config.run.name:
         config.run.name = path.stem
         origins["run.name"] = "file name"
@@ -296,6 +299,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
 def convert(raw: Mapping[str, Any], where: Any = str) -> Config:
     """A mapping into a Config. `where` turns a key path into the words that an error begins with."""
     _refuse_unknown(raw, Config, "", where)
+    for key, value in _leaves(raw):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where(key)}: {value} is not a finite number")
     try:
         return msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
@@ -308,17 +314,20 @@ def dump(resolved: Resolved) -> str:
     """The resolved config as TOML, each value followed by where it came from."""
     out = ["# The resolved configuration of this run, and where each value came from.\n"]
     for table, values in msgspec.to_builtins(resolved.config).items():
-        out.append(f"[{table}]")
-        nested = {k: v for k, v in values.items() if isinstance(v, dict)}
-        for key, value in values.items():
-            if key not in nested:
-                line = tomli_w.dumps({key: value}).strip()
-                out.append(f"{line}  # {resolved.origins.get(f'{table}.{key}', 'default')}")
-        for key, value in nested.items():
-            if value:
-                out.append(f"[{table}.{key}]\n{tomli_w.dumps(value).strip()}")
-        out.append("")
+        out += _dump_table((table,), values, resolved.origins)
     return "\n".join(out)
+
+
+def _dump_table(path: tuple[str, ...], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    yield f"[{'.'.join(tomli_w.dumps({part: 0}).rpartition(' =')[0] for part in path)}]"
+    for key, value in values.items():
+        if not isinstance(value, dict):
+            origin = origins.get(".".join((*path, key)), "default")
+            yield f"{tomli_w.dumps({key: value}).strip()}  # {origin.encode('unicode_escape').decode()}"
+    yield ""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _dump_table((*path, key), value, origins)
 
 
 def document() -> Iterator[tuple[str, Any, str]]:
