@@ -1,4 +1,4 @@
-"""A tiny random model in the hub's layout, made without a network in well under a second, for tests of everything above it."""
+"""A tiny random model in the hub's layout, made without a network in a moment, for tests of everything above it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -75,3 +76,16 @@ def _tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator([], trainer)
     return tokenizer
+
+
+def real_model() -> Path:
+    """The embedded model from the user's cache, fetched where it is missing; skips the test where it can't be had."""
+    import pytest
+
+    from whale_tui.policy.protocol import PolicyFailure
+    from whale_tui.policy.source import EMBEDDED, resolve
+
+    try:
+        return resolve(EMBEDDED)
+    except PolicyFailure as failure:
+        pytest.skip(f"the embedded model can't be had here: {failure}")

@@ -21,28 +21,41 @@ class Comparison(Struct, frozen=True):
     high: float
 
 
-def against_parent(state: RunState, candidate: Candidate) -> Comparison | None:
-    """Under the newest policy that both were measured under; None where there is none."""
+Compared = dict[tuple[str, str, str], Comparison | None]
+"""(candidate, parent, policy hash) -> comparison. A score never changes once it is there, so neither does this."""
+
+
+def against_parent(state: RunState, candidate: Candidate, known: Compared | None = None) -> Comparison | None:
+    """Under the newest policy that both were measured under; None where there is none. `known` is filled and reused."""
     parent = state.harnesses.get(candidate.parent)
     if parent is None:
         return None
     for policy_hash in reversed(candidate.scores):
         if policy_hash in parent.scores:
-            return paired(candidate.scores[policy_hash], parent.scores[policy_hash])
+            key = (candidate.id, parent.id, policy_hash)
+            if known is not None and key in known:
+                return known[key]
+            found = paired(candidate.scores[policy_hash], parent.scores[policy_hash])
+            if known is not None:
+                known[key] = found
+            return found
     return None
 
 
 def paired(score: Score, base: Score) -> Comparison | None:
     """Difference of two scores over the tasks that both measured."""
+    theirs = base.results.get
     gaps = [
-        sum(score.results[task]) / len(score.results[task]) - sum(base.results[task]) / len(base.results[task])
-        for task in score.results
-        if score.results[task] and base.results.get(task)
+        (ours[0] if len(ours) == 1 else sum(ours) / len(ours))
+        - (other[0] if len(other) == 1 else sum(other) / len(other))
+        for task, ours in score.results.items()
+        if ours and (other := theirs(task))
     ]
     if not gaps:
         return None
     n, mean = len(gaps), sum(gaps) / len(gaps)
-    spread = math.sqrt(sum((g - mean) ** 2 for g in gaps) / max(1, n - 1) / n)
+    squares = max(0.0, sum([g * g for g in gaps]) - n * mean * mean)
+    spread = math.sqrt(squares / max(1, n - 1) / n)
     won, lost = sum(g > 0 for g in gaps), sum(g < 0 for g in gaps)
     return Comparison(won, lost, n - won - lost, mean, mean - 1.96 * spread, mean + 1.96 * spread)
 

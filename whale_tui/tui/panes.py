@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import astuple
 from textual.content import Content
 from textual.events import Resize
+from textual.geometry import Region
 from textual.widget import Widget
 
 from whale_tui import records as r
@@ -128,19 +129,22 @@ class Status(Widget):
             s.switch, s.switch_by, view.trouble, _limit_of(s),
         )  # fmt: skip
         if snap != self.snap:
-            self.snap = snap
+            before, self.snap = self._lines(), snap
             self.draws += 1
-            self.refresh()
+            for row, (old, new) in enumerate(zip(before, self._lines(), strict=True)):
+                if not old.is_same(new):
+                    self.refresh(Region(0, row, self.size.width, 1))
 
     def restyle(self, look: Look) -> None:
         self.look = look
         self.refresh()
 
-    def render(self) -> Content:
-        if self.snap is None:
-            return Content("")
+    def _lines(self) -> tuple[Content, Content]:
         width = self.size.width
-        return Content("\n").join([self._where(width), self._now(width)])
+        return (Content(""), Content("")) if self.snap is None else (self._where(width), self._now(width))
+
+    def render(self) -> Content:
+        return Content("\n").join(self._lines())
 
     def _where(self, width: int) -> Content:
         (name, condition, cycle, phase, step, iteration, policy, harness, status, _, pinned, *_rest) = self.snap
@@ -517,6 +521,7 @@ class Candidates(Pane):
         self.best_first = False
         self._seq = -1
         self._rows: tuple[Any, ...] = ()
+        self._compared: compare.Compared = {}
 
     @property
     def under_cursor(self) -> str:
@@ -544,8 +549,18 @@ class Candidates(Pane):
         status = (
             "waiting" if waits else c.outcome or ("approved" if c.decided else "checked" if c.checked else "proposed")
         )
-        return (c.id, c.parent, status, mean, under == s.policy, compare.against_parent(s, c), c.cycle, c.iteration,
-                plain(c.hypothesis, 200), plain(c.proposer, 20))  # fmt: skip
+        against = compare.against_parent(s, c, self._compared)
+        return (
+            c.id,
+            c.parent,
+            status,
+            mean,
+            under == s.policy,
+            against,
+            c.cycle,
+            c.iteration,
+            plain(c.hypothesis, 200),
+        )
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         rows, current, pinned, best_first = snap
@@ -567,7 +582,7 @@ class Candidates(Pane):
     def _line(
         self, row: tuple[Any, ...], current: str, pinned: str, best: float | None, wide: bool, width: int
     ) -> Content:
-        name, parent, status, mean, is_now, c, cycle, iteration, hypothesis, _ = row
+        name, parent, status, mean, is_now, c, cycle, iteration, hypothesis = row
         look, g = self.look, self.look.glyphs
         role = {"accepted": "accepted", "scored": "muted", "waiting": "warning"}.get(status, "bad")
         role = "muted" if status in ("approved", "checked", "proposed") else role
