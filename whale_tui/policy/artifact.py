@@ -1,4 +1,6 @@
-"""The folder of a published version: adapter in peft's layout, optimizer state, and a manifest that names every hash."""
+"""The folder of a published version: adapter in peft's layout, optimizer state, and a manifest that names every
+hash.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ def write(
 
 
 def verify(folder: Path, base_hash: str, *, with_optimizer: bool) -> Manifest:
-    """The manifest of a version whose files are what it says. Raises PolicyFailure("artifact-corrupt"), naming the file.
+    """The manifest of a version whose files are what it says. Raises PolicyFailure("artifact-corrupt"), naming the
+    file.
 
     An optimizer state that retention has removed is missed only where it is asked for.
     """

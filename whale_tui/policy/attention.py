@@ -1,6 +1,7 @@
 """Attention in parts: each part gives its output and the log of its softmax's sum, and parts are merged exactly.
 
-Queries come scaled. Shapes: queries [batch, heads, q, d]; keys and values [batch, kv heads, k, d], heads a multiple of kv heads.
+Queries come scaled. Shapes: queries [batch, heads, q, d]; keys and values [batch, kv heads, k, d], heads a multiple of
+kv heads.
 """
 
 from __future__ import annotations

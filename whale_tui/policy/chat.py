@@ -19,7 +19,9 @@ from whale_tui.policy.protocol import PolicyFailure
 
 
 class ChatTokenizer:
-    """The tokenizer and chat template of a hub-layout folder. Raises PolicyFailure("bad-model") where one is missing."""
+    """The tokenizer and chat template of a hub-layout folder. Raises PolicyFailure("bad-model") where one is
+    missing.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -80,7 +82,8 @@ class ChatTokenizer:
                 pieces.append("")
                 continue
             pieces.append(text[len(shown) :] if text.startswith(shown) else text)
-            # Only a short window is decoded again, so that long outputs stay linear; the window keeps one id of context.
+            # Only a short window is decoded again, so that long outputs stay linear; the window keeps one id of
+            # context.
             start = end - 1
             shown = self._tokenizer.decode([ids[end - 1]], skip_special_tokens=False)
         return pieces

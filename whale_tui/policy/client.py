@@ -1,7 +1,7 @@
 """The transformers engine as the engine process sees it: a queue of calls in front of the policy worker. No torch here.
 
-Sampling is pulled: `flush` hands the queue over, sorted by `order`; the worker samples until a call is finished and then waits
-for the next `flush`. What is in a batch thus follows from the requests alone, never from timing.
+Sampling is pulled: `flush` hands the queue over, sorted by `order`; the worker samples until a call is finished and
+then waits for the next `flush`. What is in a batch thus follows from the requests alone, never from timing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from whale_tui.policy.protocol import (
 class TransformersEngine:
     """PolicyEngine over a worker process of its own.
 
-    device: "auto" (cuda, mps, cpu), or one by name. dtype: "auto" (bf16 where the processor has it), "float32", "bfloat16".
-    max_rows: most calls sampled at once. pack_nodes: size of a training microbatch, in nodes of the token trie.
-    log_path: where everything the worker prints goes. on_note: called with progress in words.
+    device: "auto" (cuda, mps, cpu), or one by name. dtype: "auto" (bf16 where the processor has it), "float32",
+    "bfloat16". max_rows: most calls sampled at once. pack_nodes: size of a training microbatch, in nodes of the token
+    trie. log_path: where everything the worker prints goes. on_note: called with progress in words.
     """
 
     info: PolicyInfo
@@ -93,7 +93,8 @@ class TransformersEngine:
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             with self._log_path.open("ab") as log:
-                # A session of its own: Ctrl-C in the terminal stops the engine, which then ends the worker in good order.
+                # A session of its own: Ctrl-C in the terminal stops the engine, which then ends the worker in good
+                # order.
                 self._worker = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "whale_tui.policy.worker", "--fd", str(theirs.fileno())),
                     pass_fds=[theirs.fileno()],
@@ -173,36 +174,38 @@ class TransformersEngine:
                     future.set_result(sampled)
             again = bool(self._futures) and (self._flushed or not reply.rows)
 
-    async def begin(self) -> None:
-        """A new batch of episodes starts: what it samples depends on weights and requests, on nothing kept from before."""
-        await self.drop()
-
     async def drop(self) -> None:
         for future in self._futures.values():
             future.cancel()
         self._futures, self._queue, self._flushed = {}, [], False
         if self._dead is None:
             self._send(wire.Interrupt(number=self._last))
-            await self._call(wire.Begin(number=0))
+            await self._call(wire.Drop(number=0))
             if self._sampling is not None:
                 await self._sampling
 
     # -------------------------------------------------------------------------------------------- training and versions
 
     async def train(self, request: TrainRequest) -> Trained:
-        """As in the protocol. Cancelled: the worker stops at the next microbatch and goes back to the published version."""
+        """As in the protocol. Cancelled: the worker stops at the next microbatch and goes back to the published
+        version.
+        """
         reply = await self._call(wire.Train(number=0, request=request))
         assert isinstance(reply, wire.TrainDone)
         return reply.trained
 
     async def publish(self, version: str, folder: str) -> Publication:
-        """As in the protocol. Kinds of failure: "publish-unproved", "publish-unwritten"; `restore` is to follow either."""
+        """As in the protocol. Kinds of failure: "publish-unproved", "publish-unwritten"; `restore` is to follow
+        either.
+        """
         reply = await self._call(wire.Publish(number=0, version=version, folder=str(folder)))
         assert isinstance(reply, wire.Published)
         return reply.publication
 
     async def restore(self, version: str, folder: str | None, *, with_optimizer: bool) -> str:
-        """As in the protocol. A file that is not what its manifest says: PolicyFailure("artifact-corrupt"), naming it."""
+        """As in the protocol. A file that is not what its manifest says: PolicyFailure("artifact-corrupt"), naming
+        it.
+        """
         ask = wire.Restore(number=0, version=version, folder=folder and str(folder), with_optimizer=with_optimizer)
         reply = await self._call(ask)
         assert isinstance(reply, wire.Restored)

@@ -1,7 +1,7 @@
 """Drawing tokens from logits: the one place where a distribution is processed and a random number is used.
 
-Order of processing: temperature, then top-k, then top-p. A draw depends on (seed, position) and on its row's logits alone,
-never on the rows beside it, so that a call can be repeated in any batch.
+Order of processing: temperature, then top-k, then top-p. A draw depends on (seed, position) and on its row's logits
+alone, never on the rows beside it, so that a call can be repeated in any batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which architectures the fast sampler and the token trie compute exactly: dense models of Llama's kind. No torch here."""
+"""Which architectures the fast sampler and the token trie compute exactly: dense models of Llama's kind. No torch
+here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The policy as the worker holds it: a sampler, a trainer (built when first needed), and the version that both are at."""
+"""The policy as the worker holds it: a sampler, a trainer (built when first needed), and the version that both are
+at.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ from whale_tui.policy.plain import PlainSampler
 from whale_tui.policy.protocol import PolicyFailure, PolicyInfo, Publication
 from whale_tui.policy.rows import Row, Stops
 from whale_tui.policy.sampler import FastSampler
-from whale_tui.policy.trainer import Interrupted, Trainer
+from whale_tui.policy.trainer import Trainer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class HeldPolicy:
-    """Serves the calls of wire.py. `note` says progress; `interrupted` tells that the call being served is abandoned."""
+    """Serves the calls of wire.py. `note` says progress; `interrupted` tells that the call being served is
+    abandoned.
+    """
 
     def __init__(self, note: Callable[[str], None], interrupted: Callable[[], bool]) -> None:
         self._note = note
@@ -41,10 +45,10 @@ class HeldPolicy:
                 return wire.Loaded(number=number, info=self._load(ask))
             case wire.Advance():
                 return self._advance(ask)
-            case wire.Begin():
+            case wire.Drop():
                 self._sampler.clear()
                 self._settle()
-                return wire.Begun(number=number)
+                return wire.Dropped(number=number)
             case wire.Train():
                 return self._train(ask)
             case wire.Publish():
@@ -173,9 +177,8 @@ class HeldPolicy:
             if self._trainer is not None:
                 self._trainer.reset()
             self._sampler.load({})
-            proof.prove_probe(
-                self._rollout_base, self._sampler.probe(self._probe), self._rollout_base, self._rollout_base
-            )
+            base = self._rollout_base
+            proof.prove_probe(base, self._sampler.probe(self._probe), base, base, self._dtype)
         else:
             fresh = self._trainer is None
             trainer = self._need_trainer()
@@ -186,7 +189,9 @@ class HeldPolicy:
         return hash
 
     def _serve(self, folder: Path, hash: str) -> tuple[float, float]:
-        """Load a version into the sampler from its files, and prove it. Returns the probe's means (trainer, rollouts)."""
+        """Load a version into the sampler from its files, and prove it. Returns the probe's means (trainer,
+        rollouts).
+        """
         loaded = artifact.hash_tensors(artifact.read_adapter(folder), self._base_hash)
         if loaded != hash:
             raise PolicyFailure("publish-unproved", f"the adapter read back has hash {loaded}, not {hash}")
@@ -196,11 +201,13 @@ class HeldPolicy:
             f"{folder.name}: {self._prove_weights(deltas):.0%} of the adapted weights differ from the base as served"
         )
         trainer, rollout = self._need_trainer().probe(self._probe), self._sampler.probe(self._probe)
-        proof.prove_probe(trainer, rollout, self._trainer_base, self._rollout_base)
+        proof.prove_probe(trainer, rollout, self._trainer_base, self._rollout_base, self._dtype)
         return float(trainer.mean()), float(rollout.mean())
 
     def _prove_weights(self, deltas: dict[str, Callable[[], torch.Tensor]]) -> float:
-        """Compare the served weights of some modules, spread over the depth, with base + delta. Returns the share changed."""
+        """Compare the served weights of some modules, spread over the depth, with base + delta. Returns the share
+        changed.
+        """
         moved = asked = 0.0
         changed = total = 0
         modules = list(deltas)

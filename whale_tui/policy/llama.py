@@ -1,7 +1,7 @@
 """A dense Llama-like decoder for inference: fused projections, packed tokens, attention left to the caller.
 
-Matrices are held once, in the compute dtype (bf16 or fp32); norms and the residual stream are fp32. A weight version is merged
-into them in place, each time from the fp32 base in the model's files, so that nothing drifts.
+Matrices are held once, in the compute dtype (bf16 or fp32); norms and the residual stream are fp32. A weight version
+is merged into them in place, each time from the fp32 base in the model's files, so that nothing drifts.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ class Llama:
     # -------------------------------------------------------------------------------------------------------- forward
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """ids, positions: [n], tokens in any order. Returns the last layer's output after its norm: fp32 [n, hidden]."""
+        """ids, positions: [n], tokens in any order. Returns the last layer's output after its norm: fp32 [n,
+        hidden].
+        """
         n, per = len(ids), self.heads // self.kv_heads
         q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
         longest = int(positions.max()) + 1
@@ -153,7 +155,7 @@ class Llama:
         for i, layer in enumerate(self.layers):
             qkv = F.linear(self._normed(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
             qk = qkv[:, : q_size + kv_size].view(n, self.heads + self.kv_heads, self.head_dim)
-            if layer.q_norm is not None:
+            if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat(
                     [
                         self._normed(qk[:, : self.heads].float(), layer.q_norm),
@@ -174,8 +176,8 @@ class Llama:
     def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` highest logits of each row, fp32 [n, count], and their ids.
 
-        Found among logits in the compute dtype, then computed again with fp32 sums: bf16 alone would round a logit of 20 to
-        eighths and distort the distribution.
+        Found among logits in the compute dtype, then computed again with fp32 sums: bf16 alone would round a logit of
+        20 to eighths and distort the distribution.
         """
         rough = F.linear(hidden.to(self.dtype), self.head)
         ids = rough.topk(count, dim=-1).indices if count < self.vocabulary else None

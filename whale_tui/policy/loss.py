@@ -1,10 +1,10 @@
 """The loss of the weight phase: - sum of log p(sampled token) / number of sampled tokens, over the whole minibatch.
 
-Samples are packed as a token trie: what samples share (few-shot header, question, identical outputs) is computed once, and
-identical terms are added up as a weight. A pack is laid out depth first, so node i attends to node j exactly where
-j <= i < end[j], and its position is its depth. Only sampled tokens are ever targets; prompt tokens never are, whatever their
-ids, because the terms come from lengths. A sum over terms divided by the minibatch's token count: however samples are split
-into packs, the gradients of the packs add up to the same.
+Samples are packed as a token trie: what samples share (few-shot header, question, identical outputs) is computed once,
+and identical terms are added up as a weight. A pack is laid out depth first, so node i attends to node j exactly where
+j <= i < end[j], and its position is its depth. Only sampled tokens are ever targets; prompt tokens never are, whatever
+their ids, because the terms come from lengths. A sum over terms divided by the minibatch's token count: however
+samples are split into packs, the gradients of the packs add up to the same.
 """
 
 from __future__ import annotations

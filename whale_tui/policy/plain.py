@@ -1,6 +1,7 @@
 """The plain sampling path: transformers' own forward and cache, one left-padded batch at a time.
 
-The fallback for architectures that the fast path does not know, and the reference that tests compare the fast path with.
+The fallback for architectures that the fast path does not know, and the reference that tests compare the fast path
+with.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class PlainSampler:
         head = model.get_output_embeddings()
         modules = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
         self.linears = {name: (m.in_features, m.out_features) for name, m in modules.items()}
-        # Versions are merged from the fp32 base each time; where the served copy is fp32 on the CPU too, this is its double.
+        # Versions are merged from the fp32 base each time; where the served copy is fp32 on the CPU too, this is its
+        # double.
         self._base = {name: m.weight.detach().clone() for name, m in modules.items()}
         self.model = model.to(device, dtype)
         self.device = device

@@ -17,10 +17,11 @@ STEMS = 8
 
 
 class Prefixes:
-    """Keys and values of tokens computed under the current weights, by path. A slot is a trie node: a token after a path.
+    """Keys and values of tokens computed under the current weights, by path. A slot is a trie node: a token after a
+    path.
 
-    What a slot holds follows from its path alone, so two prompts share exactly the tokens they agree on. Nothing is evicted
-    piece by piece: when the room runs out, all is forgotten (what is being sampled has its own copy).
+    What a slot holds follows from its path alone, so two prompts share exactly the tokens they agree on. Nothing is
+    evicted piece by piece: when the room runs out, all is forgotten (what is being sampled has its own copy).
     """
 
     def __init__(
@@ -81,7 +82,8 @@ class Prefixes:
 
 def new_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """How many trie nodes sorted prompts have."""
-    total, previous = 0, ()
+    total = 0
+    previous: Sequence[int] = ()
     for prompt in prompts:
         total += len(prompt) - common(previous, prompt)
         previous = prompt
@@ -91,8 +93,8 @@ def new_tokens(prompts: Sequence[Sequence[int]]) -> int:
 def choose_stems(prompts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
     """Group sorted, distinct prompts by the beginning they share: (length of the stem, indices of its prompts).
 
-    Stems may begin alike (one is then computed upon the other). A stem leaves each of its prompts at least one token of its
-    own. Prompts without a stem come as length 0.
+    Stems may begin alike (one is then computed upon the other). A stem leaves each of its prompts at least one token
+    of its own. Prompts without a stem come as length 0.
     """
     groups = list(_split(prompts, list(range(len(prompts))), 0))
     groups.sort(key=lambda group: -group[0] * (len(group[1]) - 1))

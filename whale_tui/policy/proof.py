@@ -1,12 +1,14 @@
 """The proof that a published version is what rollouts are sampled from (records.md, invariant 5).
 
-Three things must agree: the hash of the adapter that was read back, the served weights (base + delta, up to rounding), and the
-log-probabilities of a fixed text through the sampler's own path. bf16 rounding moves a single token's log-probability by some
-0.01 to 0.05, so the mean over the text is compared, relative to what both sides gave for the base model; and wherever training
-moved the text by more than rounding does, the rollout side must have moved the same way.
+Three things must agree: the hash of the adapter that was read back, the served weights (base + delta, up to rounding),
+and the log-probabilities of a fixed text through the sampler's own path. Rounding to bf16 moves a single token's
+log-probability by some 0.01 to 0.05, so the text is compared by what changed on each side since the base model, over
+the text and token by token.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,40 +21,54 @@ TEXT = (
     "<answer>Port Ellery</answer> The result is \\boxed{42}."
 )
 
-TOLERANCE = 0.02
-"""Largest difference between the mean log-probabilities of both sides, beyond the difference that the base model shows."""
 
-VISIBLE = 0.1
-"""Root mean square change of a token's log-probability from which on its direction can be told from rounding."""
+class Slack(NamedTuple):
+    """How far the two sides' changes may be apart: on the mean over the text, and a token (root mean square)."""
+
+    mean: float
+    token: float
+    share: float
+    """Of the size of the trained change, where that is more."""
+
+
+SLACK = {torch.float32: Slack(0.002, 0.005, 0.02), torch.bfloat16: Slack(0.02, 0.1, 0.2)}
 
 BAND = (0.5, 1.5)
-"""How much of the trained change the rollout side must show, where it can be seen at all."""
+"""How much of the adapter's change the served weights must hold."""
 
 
-def prove_probe(trainer: Tensor, rollout: Tensor, trainer_base: Tensor, rollout_base: Tensor) -> None:
-    """All four: log-probabilities of the probe's tokens, [tokens]. Raises PolicyFailure("publish-unproved")."""
+def prove_probe(
+    trainer: Tensor, rollout: Tensor, trainer_base: Tensor, rollout_base: Tensor, dtype: torch.dtype
+) -> None:
+    """Log-probabilities of the probe's tokens, [tokens], now and for the base model; dtype: what rollouts compute in.
+
+    Raises PolicyFailure("publish-unproved").
+    """
+    slack = SLACK.get(dtype, SLACK[torch.bfloat16])
     trained, served = trainer - trainer_base, rollout - rollout_base
     if not bool(torch.isfinite(rollout).all() and torch.isfinite(trainer).all()):
         raise PolicyFailure("publish-unproved", "the probe's log-probabilities are not finite")
-    size = float(trained.square().mean().sqrt())
-    allowed = max(TOLERANCE, 0.1 * size)
-    apart = abs(float(served.mean() - trained.mean()))
-    if apart > allowed:
-        raise PolicyFailure(
-            "publish-unproved",
-            f"probe: trainer {float(trainer.mean()):.4f}, rollouts {float(rollout.mean()):.4f}; "
-            f"their changes differ by {apart:.4f}, more than {allowed:.4f}",
-        )
-    if size >= VISIBLE:
-        share = float(served @ trained / (trained @ trained))
-        if not BAND[0] <= share <= BAND[1]:
+    size = _rms(trained)
+    for what, apart, allowed in (
+        ("on average", abs(float(served.mean() - trained.mean())), max(slack.mean, slack.share / 4 * size)),
+        ("a token", _rms(served - trained), max(slack.token, slack.share * size)),
+    ):
+        if apart > allowed:
             raise PolicyFailure(
-                "publish-unproved", f"rollouts show {share:.0%} of the change that training made to the probe"
+                "publish-unproved",
+                f"probe: trainer {float(trainer.mean()):.4f}, rollouts {float(rollout.mean()):.4f}; "
+                f"their changes differ by {apart:.4f} {what}, more than {allowed:.4f}",
             )
 
 
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
 def prove_weights(moved: float, asked: float) -> None:
-    """moved: sum over weights of (served - base) * delta; asked: sum of delta squared. Rounding averages out of the ratio."""
+    """moved: sum over weights of (served - base) * delta; asked: sum of delta squared. Rounding averages out of the
+    ratio.
+    """
     if asked == 0.0:
         return
     if not BAND[0] <= moved / asked <= BAND[1]:

@@ -111,16 +111,12 @@ class PolicyEngine(Protocol):
         """Every episode now waits for a reply: sample what is queued (an engine that batches by itself ignores it)."""
         ...
 
-    async def begin(self) -> None:
-        """A new batch of episodes starts: what it samples follows from the weights and its requests alone.
-
-        Nothing is kept from earlier calls (no cached prefix whose rounding could differ), so that a batch repeated after a
-        resume is the same batch. Calls still in flight are dropped.
-        """
-        ...
-
     async def drop(self) -> None:
-        """Forget every call in flight; their futures are cancelled. What was trained and not published is given up."""
+        """Forget every call in flight (their futures are cancelled) and whatever is kept of earlier ones.
+
+        What is sampled next follows from weights and requests alone, so a batch of episodes that starts after a `drop`
+        is the same batch whenever it is repeated. What was trained and not published is given up.
+        """
         ...
 
     async def train(self, request: TrainRequest) -> Trained:

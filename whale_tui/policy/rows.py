@@ -16,7 +16,9 @@ class Stops:
     decode: Callable[[Sequence[int]], str]
 
     def found(self, ids: list[int], strings: Sequence[str]) -> bool:
-        """Whether one of `strings` is in the text of the last ids. An id holds a byte or more, which bounds the window."""
+        """Whether one of `strings` is in the text of the last ids. An id holds a byte or more, which bounds the
+        window.
+        """
         window = max(len(text.encode()) for text in strings) + 4
         text = self.decode(ids[-window:])
         return any(string in text for string in strings)

@@ -1,7 +1,8 @@
 """The fast sampling path: what prompts share is computed once and attended once, finished rows leave, new ones join.
 
-A row's context has three parts: a stem that many prompts begin with (system text, demonstrations), its prompt's own part (one
-copy for all samples of the prompt), and its tail, the tokens sampled so far. Attention over the parts is merged exactly.
+A row's context has three parts: a stem that many prompts begin with (system text, demonstrations), its prompt's own
+part (one copy for all samples of the prompt), and its tail, the tokens sampled so far. Attention over the parts is
+merged exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ CHUNK = 2048
 ADMIT_ROWS = 8
 ADMIT_SHARE = 4
 ADMIT_STEPS = 12
-"""Few prompts at a time compute badly: rows wait until there are 8 and a fourth of those in flight, at most 12 steps."""
+"""Few prompts at a time compute badly: rows wait until there are 8 and a fourth of those in flight, at most 12
+steps.
+"""
 
 COMPACT = 0.85
 """Finished rows are taken out of the buffers once fewer than this share are alive."""
@@ -66,8 +69,8 @@ class Prompt:
 class FastSampler:
     """Samples rows under one version of the weights.
 
-    `submit` queues rows; `advance` samples until at least one is finished; `load` serves another version; `probe` gives the
-    log-probabilities of a text. All that happens follows from the sequence of these calls.
+    `submit` queues rows; `advance` samples until at least one is finished; `load` serves another version; `probe`
+    gives the log-probabilities of a text. All that happens follows from the sequence of these calls.
     """
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, stops: Stops, max_rows: int) -> None:
@@ -216,7 +219,9 @@ class FastSampler:
                 self._forward(chunk, stem)
 
     def _forward(self, prompts: Sequence[Prompt], stem: Stem | None) -> None:
-        """One forward over the unknown tokens of prompts on one stem, packed without padding except inside attention."""
+        """One forward over the unknown tokens of prompts on one stem, packed without padding except inside
+        attention.
+        """
         device = self.model.device
         begin = len(stem.ids) if stem else 0
         fresh_ids: list[int] = []
@@ -273,7 +278,7 @@ class FastSampler:
         hidden = deck.forward()
         logits, ids = self.model.candidates(hidden, deck.drawer.candidates())
         tokens, logprobs = deck.drawer(logits, ids, deck.drawn)
-        finished = []
+        finished: list[Row] = []
         for row, token, logprob in zip(deck.rows, tokens, logprobs, strict=True):
             if not row.finished:
                 row.take(token, logprob, self._stops)
@@ -290,8 +295,8 @@ class FastSampler:
 class Deck:
     """The rows in flight and their buffers.
 
-    Rows are sorted by stem, then by prompt. Per layer: own keys and values [prompts, kv heads, own, d], padded on the right;
-    tails [rows, kv heads, tail, d], filled from the left, each to its row's own length.
+    Rows are sorted by stem, then by prompt. Per layer: own keys and values [prompts, kv heads, own, d], padded on the
+    right; tails [rows, kv heads, tail, d], filled from the left, each to its row's own length.
     """
 
     def __init__(self, model: Llama) -> None:
@@ -359,7 +364,7 @@ class Deck:
                 made[fresh_to] = pool[slots].transpose(1, 2)
             return made
 
-        own = self._own or [(None, None)] * model.depth
+        own: Sequence[tuple[Tensor | None, Tensor | None]] = self._own or [(None, None)] * model.depth
         self._own = [
             (lay_out(k, prefixes.keys[layer]), lay_out(v, prefixes.values[layer])) for layer, (k, v) in enumerate(own)
         ]
@@ -381,11 +386,13 @@ class Deck:
                 made[to, :, :some] = before[source, :, :some]
             return made
 
-        tails = self._tails or [(None, None)] * model.depth
+        tails: Sequence[tuple[Tensor | None, Tensor | None]] = self._tails or [(None, None)] * model.depth
         self._tails = [(lay_out(k), lay_out(v)) for k, v in tails]
 
     def _index(self) -> None:
-        """What a step needs to know of the arrangement: which rows stand on which stem, share which prompt, are how long."""
+        """What a step needs to know of the arrangement: which rows stand on which stem, share which prompt, are how
+        long.
+        """
         device = self._model.device
         number = {id(p): i for i, p in enumerate(self._prompts)}
         of_row = [number[id(p)] for p in self._of_row]
@@ -425,7 +432,9 @@ class Deck:
     def keep_tails(self, finished: Sequence[Row], prefixes: Prefixes) -> None:
         """Let the trie know what finished rows computed, for a next turn that begins with it."""
         number = {id(row): i for i, row in enumerate(self.rows)}
-        rows, columns, slots = [], [], []
+        rows: list[int] = []
+        columns: list[int] = []
+        slots: list[int] = []
         for row in finished:
             start, size = len(row.request.prompt_ids), len(row.ids) - 1  # the last token drawn was never an input
             path = prefixes.find(row.request.prompt_ids + row.ids[:-1])
@@ -467,8 +476,10 @@ class Deck:
         return out.reshape(len(q), -1)
 
     def _attend_own(self, q: Tensor, k: Tensor, v: Tensor, tail_k: Tensor, tail_v: Tensor) -> tuple[Tensor, Tensor]:
-        """Prompt's own part and tail in one softmax. Plain products beat fused attention at a handful of queries a key."""
-        n, kv, per, d = q.shape
+        """Prompt's own part and tail in one softmax. Plain products beat fused attention at a handful of queries a
+        key.
+        """
+        _, kv, per, d = q.shape
         prompts, width = k.shape[0], k.shape[2]
         shared = self._most > 1
         gathered = q[self._place].view(prompts, self._most, kv, per, d).transpose(1, 2) if shared else q
@@ -531,7 +542,7 @@ class _PrefillPlan:
 
     def attend_own(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> tuple[Tensor, Tensor]:
         """Packed [n, ...] in; out [n, kv heads, per, d] and log-sum-exp [n, kv heads, per]."""
-        n, kv, per, d = q.shape
+        _, kv, per, d = q.shape
         queries = q[self._pad].view(self._batch, self._width, kv * per, d).transpose(1, 2)
         keys = self._padded(k, pool_k).transpose(1, 2)
         values = self._padded(v, pool_v).transpose(1, 2)

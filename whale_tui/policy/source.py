@@ -1,6 +1,8 @@
-"""Where a model comes from: the embedded one (out of a wheel), a local folder, or a hub id. Ends in a hub-layout folder.
+"""Where a model comes from: the embedded one (out of a wheel), a local folder, or a hub id. Ends in a hub-layout
+folder.
 
-Run as a module it dequantises a GGUF file; the engine process does that in a subprocess and so never loads torch itself.
+Run as a module it dequantises a GGUF file; the engine process does that in a subprocess and so never loads torch
+itself.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Interrupted(Exception):
 class Trainer:
     """Holds adapter and optimizer. Its state is fully described by `adapter()` and `optimizer_state()`.
 
-    compute: the dtype of autocast; fp32 for none. packed: samples go through the token trie; where an architecture does not
-    take its mask, through padded rows instead.
+    compute: the dtype of autocast; fp32 for none. packed: samples go through the token trie; where an architecture
+    does not take its mask, through padded rows instead.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------------ training
 
     def train(self, request: TrainRequest, interrupted: Callable[[], bool], note: Callable[[str], None]) -> Trained:
-        """One optimizer step per minibatch. Raises Interrupted between microbatches; the state is then to be restored."""
+        """One optimizer step per minibatch. Raises Interrupted between microbatches; the state is then to be
+        restored.
+        """
         started = time.perf_counter()
         done = Trained(losses=[], grad_norms=[], tokens=0, skipped=0, seconds=0.0, peak_bytes=0)
         for group in self.optimizer.param_groups:
@@ -104,7 +106,7 @@ class Trainer:
         return total
 
     def _packed(self, minibatch: Sequence[TrainSample], tokens: int):
-        base = self.model.get_base_model()
+        base: Any = self.model.get_base_model()
         for pack in loss.packs(minibatch, self.pack_nodes):
             rows = sorted(set(pack.nodes))
             with self._autocast():
@@ -118,7 +120,9 @@ class Trainer:
             yield loss.trie_loss(logits.float().log_softmax(-1), pack, rows, tokens)
 
     def _padded(self, minibatch: Sequence[TrainSample], tokens: int):
-        """The plain computation: right-padded rows, a mask from lengths. Reference in tests, fallback for any architecture."""
+        """The plain computation: right-padded rows, a mask from lengths. Reference in tests, fallback for any
+        architecture.
+        """
         ordered = sorted((s for s in minibatch if s.output_ids), key=lambda s: len(s.prompt_ids) + len(s.output_ids))
         for start in range(0, len(ordered), PADDED_ROWS):
             rows = ordered[start : start + PADDED_ROWS]

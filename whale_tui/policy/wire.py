@@ -39,7 +39,7 @@ class Advance(Ask, tag="advance"):
     requests: list[tuple[int, SampleRequest]]
 
 
-class Begin(Ask, tag="begin"):
+class Drop(Ask, tag="drop"):
     """Forget the calls in flight and every kept prefix."""
 
 
@@ -79,7 +79,7 @@ class Rows(Reply, tag="rows"):
     rows: list[tuple[int, Sampled]]
 
 
-class Begun(Reply, tag="begun"):
+class Dropped(Reply, tag="dropped"):
     pass
 
 
@@ -106,8 +106,8 @@ class Note(Reply, tag="note"):
     text: str
 
 
-AnyAsk = Load | Advance | Begin | Train | Publish | Restore | Interrupt
-AnyReply = Loaded | Rows | Begun | TrainDone | Published | Restored | Failed | Note
+AnyAsk = Load | Advance | Drop | Train | Publish | Restore | Interrupt
+AnyReply = Loaded | Rows | Dropped | TrainDone | Published | Restored | Failed | Note
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_ask = msgspec.msgpack.Decoder(AnyAsk).decode

@@ -1,7 +1,8 @@
 """The policy worker: the process that holds the model. `python -m whale_tui.policy.worker --fd N`.
 
-One thread reads the channel, so that an interrupt is seen and a closed channel (the engine is gone) ends the process at once,
-whatever the other thread computes. Results go over the channel, everything printed to the log that stdout and stderr are.
+One thread reads the channel, so that an interrupt is seen and a closed channel (the engine is gone) ends the process
+at once, whatever the other thread computes. Results go over the channel, everything printed to the log that stdout and
+stderr are.
 """
 
 from __future__ import annotations
