@@ -7,6 +7,7 @@ it speaks of are committed in one transaction, after their segment is on disk: t
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 import zlib
@@ -19,7 +20,7 @@ import zstandard
 from msgspec import Struct
 
 from whale_tui.records import AnyEvent, Episode, encode_event, event_decoder
-from whale_tui.rundir import write_atomic
+from whale_tui.rundir import sync_folder, write_atomic
 
 FRAME = 64
 """Episodes of one compressed frame: small enough to read one quickly, large enough that shared prompts fold away."""
@@ -101,20 +102,18 @@ class Journal:
                 self.db.execute("PRAGMA journal_mode=WAL")
                 self.db.execute("PRAGMA synchronous=FULL")
                 self.db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
-            # A reader may come before the writer has made the tables: it finds an empty journal.
-            self.empty = not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone()
-            last = (
-                None
-                if self.empty
-                else self.db.execute("SELECT seq, chain FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-            )
-            self._segment = (
-                0 if self.empty else int(self.db.execute("SELECT max(segment) FROM episodes").fetchone()[0] or 0)
-            )
-        except sqlite3.Error as error:
-            raise JournalError(_unreadable(path, error)) from None
-        self.seq: int = last[0] if last else 0
-        self._chain: int = last[1] if last else 0
+                last = self.db.execute("SELECT seq, chain FROM events ORDER BY seq DESC LIMIT 1").fetchone() or (0, 0)
+                self.seq, self._chain = int(last[0]), int(last[1])
+                self._segment = int(self.db.execute("SELECT max(segment) FROM episodes").fetchone()[0] or 0)
+        except sqlite3.OperationalError as error:
+            raise JournalError(f"{path}: can't be opened: {error}") from None
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise JournalError(_broken(path, _count_good(path), str(error))) from None
+
+    @property
+    def empty(self) -> bool:
+        """A reader may come before the writer has made the tables."""
+        return not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone()
 
     def close(self) -> None:
         self.db.close()
@@ -122,17 +121,24 @@ class Journal:
     # -------------------------------------------------------------------------------------------------- writing
 
     def write_segment(self, episodes: Sequence[Episode], name: str = "") -> Segment:
-        """Put the token-level records on disk. After a restart, segments that no event came to name are overwritten."""
+        """Put the token-level records on disk. After a restart, segments that no event came to name are overwritten.
+
+        Raises JournalError; there is no half segment.
+        """
         if not name:
             self._segment += 1
             name = f"{self._segment:08d}"
-        compressor = zstandard.ZstdCompressor(level=3)
+        compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
         data, places = bytearray(), []
         for start in range(0, len(episodes), FRAME):
             chunk = episodes[start : start + FRAME]
             places += [(name, len(data), place) for place in range(len(chunk))]
             data += compressor.compress(_encoder.encode(chunk))
-        write_atomic(self.segments / f"{name}.msgpack.zst", bytes(data))
+        path = self.segments / f"{name}.msgpack.zst"
+        try:
+            write_atomic(path, bytes(data))
+        except OSError as error:
+            raise JournalError(_unwritten(path, error.strerror or str(error))) from error
         return Segment(name=name, rows=[_index(e, *p) for e, p in zip(episodes, places, strict=True)])
 
     def commit(self, events: Sequence[AnyEvent], segments: Iterable[Segment] = ()) -> None:
@@ -159,9 +165,7 @@ class Journal:
                     self.db.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise JournalError(
-                f"{self.path}: can't be written ({error}); nothing was lost: free space and resume"
-            ) from error
+            raise JournalError(_unwritten(self.path, str(error))) from error
         self.seq, self._chain = seq, chain
 
     # -------------------------------------------------------------------------------------------------- reading
@@ -169,15 +173,15 @@ class Journal:
     def events(self, after: int = 0) -> Iterator[AnyEvent]:
         """Events with a sequence number above `after`, checked against the chain. Raises JournalError."""
         good = after
-        if self.empty:
-            return
         try:
+            if self.empty:
+                return
             row = self.db.execute("SELECT chain FROM events WHERE seq = ?", (after,)).fetchone()
             chain = row[0] if row else 0
             for seq, body, expected in self.db.execute(
                 "SELECT seq, body, chain FROM events WHERE seq > ? ORDER BY seq", (after,)
             ):
-                chain = zlib.crc32(body, chain)
+                chain = zlib.crc32(body, chain) if isinstance(body, bytes) else -1
                 if seq != good + 1 or chain != expected:
                     raise JournalError(_broken(self.path, good, f"event {good + 1} does not match its checksum"))
                 yield event_decoder.decode(body)
@@ -192,13 +196,7 @@ class Journal:
         except sqlite3.Error as error:
             problem = str(error)
         if problem != "ok":
-            good = 0
-            try:
-                for _ in self.events():
-                    good += 1
-            except JournalError:
-                pass
-            raise JournalError(_broken(self.path, good, problem))
+            raise JournalError(_broken(self.path, _count_good(self.path), problem))
 
     def page(self, *, before: int | None = None, limit: int = 100, text: str = "", **filters: Any) -> list[Row]:
         """Rows of the index, newest first, below row `before`. Filters are equalities on index columns."""
@@ -211,17 +209,20 @@ class Journal:
             where.append(f"{key} = ?")
             values.append(value)
         if text:
-            where.append("(answer LIKE ? OR reason LIKE ? OR task LIKE ?)")
-            values += [f"%{text}%"] * 3
-        cursor = self.db.execute(
-            f"SELECT n, {', '.join(_COLUMNS)} FROM episodes WHERE {' AND '.join(where)} ORDER BY n DESC LIMIT ?",
-            (*values, limit),
-        )
-        return [msgspec.convert(dict(zip(Row.__struct_fields__, r, strict=True)), Row, strict=False) for r in cursor]
+            where.append(r"(answer LIKE ? ESCAPE '\' OR reason LIKE ? ESCAPE '\' OR task LIKE ? ESCAPE '\')")
+            values += ["%" + re.sub(r"([%_\\])", r"\\\1", text) + "%"] * 3
+        query = f"SELECT n, {', '.join(_COLUMNS)} FROM episodes WHERE {' AND '.join(where)} ORDER BY n DESC LIMIT ?"
+        try:
+            if self.empty:
+                return []
+            found = self.db.execute(query, (*values, limit)).fetchall()
+            return [msgspec.convert(dict(zip(Row.__struct_fields__, r, strict=True)), Row, strict=False) for r in found]
+        except (sqlite3.Error, msgspec.ValidationError) as error:
+            raise JournalError(_broken(self.path, _count_good(self.path), f"its index: {error}")) from None
 
     def counts(self) -> dict[str, int]:
         """Episode records by purpose: what the ledger must add up to."""
-        return dict(self.db.execute("SELECT purpose, count(*) FROM episodes GROUP BY purpose"))
+        return {} if self.empty else dict(self.db.execute("SELECT purpose, count(*) FROM episodes GROUP BY purpose"))
 
     def segment(self, name: str) -> list[Episode]:
         """Every episode of a segment. Raises JournalError naming the file when it is missing or broken."""
@@ -273,29 +274,59 @@ def _decode(path: Path, data: bytes) -> list[Episode]:
 
 
 def repair(path: Path) -> int:
-    """Keep the good events and the episodes they name; the broken file stays beside as .broken. Returns events kept."""
-    old, beside = Journal(path, read_only=True), path.with_suffix(".sqlite.repaired")
-    beside.unlink(missing_ok=True)
-    new, kept = Journal(beside), 0
+    """Keep the good events and the episodes they name; the broken file stays beside as .broken. Returns events kept.
+
+    An event whose segment is gone, or holds other than the episodes it counts, ends what is good.
+    """
+    if not path.exists():
+        raise JournalError(f"{path}: there is no journal to repair")
+    beside, broken = path.with_suffix(".sqlite.repaired"), path.with_suffix(".sqlite.broken")
+    for stale in (beside, broken):
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{stale}{suffix}").unlink(missing_ok=True)
+    old, new, kept = Journal(path, read_only=True), Journal(beside), 0
+    new.db.execute(
+        "PRAGMA synchronous=NORMAL"
+    )  # on disk with the checkpoint below, before it takes the old one's place
     try:
         for event in old.events():
-            name = getattr(event, "segment", "") or getattr(getattr(event, "score", None), "segment", "")
-            new.commit([event], [new.write_segment(new.segment(name), name)] if name else [])
+            score = getattr(event, "score", None)
+            name = getattr(event, "segment", "") or getattr(score, "segment", "")
+            episodes = new.segment(name) if name else []
+            batch = getattr(event, "batch", None) or getattr(event, "smoke", None) or getattr(score, "batch", None)
+            if batch is not None and batch.episodes != len(episodes):
+                break
+            new.commit([event], [new.write_segment(episodes, name)] if name else [])
             kept += 1
     except JournalError:
         pass  # the end of what is good: that is what was asked for
     new.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     new.close()
     old.close()
-    path.replace(path.with_suffix(".sqlite.broken"))
-    for suffix in ("-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    broken.hardlink_to(path)
+    if Path(f"{path}-wal").exists():
+        Path(f"{path}-wal").replace(f"{broken}-wal")
+    Path(f"{path}-shm").unlink(missing_ok=True)
     beside.replace(path)
+    sync_folder(path.parent)
     return kept
 
 
-def _unreadable(path: Path, error: Exception) -> str:
-    return f"{path}: can't be opened: {error}; if it is damaged: whale-tui repair {path.parent.name}"
+def _count_good(path: Path) -> int:
+    """How many events from the first on are good."""
+    journal, good = Journal(path, read_only=True), 0
+    try:
+        for _ in journal.events():
+            good += 1
+    except JournalError:
+        pass
+    finally:
+        journal.close()
+    return good
+
+
+def _unwritten(path: Path, problem: str) -> str:
+    return f"{path}: can't be written ({problem}); nothing was lost: free space and resume"
 
 
 def _broken(path: Path, good: int, problem: str) -> str:
