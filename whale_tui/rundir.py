@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,14 +84,12 @@ class RunDir:
         """Own the run. The kernel holds the lock, so a dead process can't. Raises RunDirError when another lives."""
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _take(fd):
                 info = self.engine_info()
                 raise RunDirError(
                     f"{self.name} already has an engine{f' (pid {info.pid})' if info else ''}; "
                     f"watch it with: whale-tui attach {self.name}"
-                ) from None
+                )
             yield
         finally:
             os.close(fd)
@@ -129,6 +128,17 @@ class RunDir:
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.path).free
+
+
+def _take(fd: int) -> bool:
+    """Lock the file. Tries for a moment, since whoever looks whether it is locked holds it for an instant."""
+    for _ in range(20):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.01)
+    return False
 
 
 def write_atomic(path: Path, data: bytes) -> None:

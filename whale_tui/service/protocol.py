@@ -6,8 +6,10 @@ the one asked for on, Activity a few times a second while something runs, and on
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 MAX_LINE = 16 * 1024 * 1024
 """Bytes of one line. The engine closes a connection that sends more."""
@@ -17,7 +19,7 @@ class Hello(Struct, tag="hello"):
     """`after`: the client has every event up to this sequence number. `follow` false: commands only."""
 
     who: str
-    after: int = 0
+    after: Annotated[int, Meta(ge=0)] = 0
     follow: bool = True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 
 from whale_tui import __version__
 from whale_tui import records as r
-from whale_tui.journal import Journal
+from whale_tui.journal import Journal, JournalError
 from whale_tui.loop.control import Refused
 from whale_tui.rundir import RunDir, RunDirError
 from whale_tui.service import protocol as p
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 BACKLOG = 4 * 1024 * 1024
 """Bytes that a slow reader may fall behind. It is then dropped: it attaches again and reads the journal."""
 ACTIVITY_SECONDS = 0.25
+LINE_EVENTS = 500
+"""Most events of one line to a client that has to catch up."""
 
 
 def socket_path(rundir: RunDir) -> Path:
@@ -47,6 +50,7 @@ class Server:
         self._journal: Journal | None = None
         self._server: asyncio.Server | None = None
         self._followers: set[asyncio.StreamWriter] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._activity = p.Activity(doing="starting")
         self._sent_activity = 0.0
         self._pending: asyncio.TimerHandle | None = None
@@ -65,12 +69,14 @@ class Server:
             self._pending.cancel()
         if self._server is not None:
             self._server.close()
-            for writer in list(self._followers):
+            self.path.unlink(missing_ok=True)
+            for writer in list(self._connections.values()):
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
                     async with asyncio.timeout(1):
                         await writer.drain()
                 writer.close()
-            self.path.unlink(missing_ok=True)
+            if self._connections:
+                await asyncio.wait(self._connections, timeout=1)
 
     def publish(self, what: list[r.AnyEvent] | p.Activity) -> None:
         """Events go out at once, activity a few times a second."""
@@ -100,6 +106,9 @@ class Server:
                 writer.write(line)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
         try:
             while line := await reader.readline():
                 match p.client_decoder.decode(line):
@@ -108,10 +117,11 @@ class Server:
                     case p.CommandRequest() as request:
                         writer.write(p.line(self._command(request)))
                 await writer.drain()
-        except (msgspec.DecodeError, ValueError, OSError):
+        except (msgspec.DecodeError, ValueError, RecursionError, OSError, JournalError):
             pass  # not one of ours, or gone: this connection ends, nothing else
         finally:
             self._followers.discard(writer)
+            del self._connections[task]
             writer.close()
 
     def _welcome(self, hello: p.Hello, writer: asyncio.StreamWriter) -> None:
@@ -120,8 +130,10 @@ class Server:
         if not hello.follow:
             return
         if self._journal is not None and hello.after < seq:
-            raw = [msgspec.Raw(r.encode_event(event)) for event in self._journal.events(hello.after)]
-            writer.write(p.line(p.Events(first=hello.after + 1, events=raw)))
+            first, missed = hello.after + 1, self._journal.events(hello.after)
+            while raw := [msgspec.Raw(r.encode_event(event)) for event in itertools.islice(missed, LINE_EVENTS)]:
+                writer.write(p.line(p.Events(first=first, events=raw)))
+                first += len(raw)
         writer.write(p.line(self._activity))
         self._followers.add(writer)
 
@@ -135,6 +147,6 @@ class Server:
             effect, repeated = self._run.command(
                 request.id, request.who, request.what, dict(request.args), dry_run=request.dry_run
             )
-        except Refused as refusal:
+        except (Refused, JournalError) as refusal:
             return p.CommandReply(id=request.id, ok=False, effect=str(refusal))
         return p.CommandReply(id=request.id, ok=True, effect=effect, repeated=repeated)
