@@ -47,6 +47,14 @@ def _candidate(c: Context) -> str:
     return _engine(c) or ("" if c.candidate else "no candidate under the cursor")
 
 
+def _undecided(c: Context) -> str:
+    """Only what is still open can be approved or vetoed."""
+    if reason := _candidate(c):
+        return reason
+    found = c.state.harnesses.get(c.candidate) if c.state else None
+    return "" if found is None or found.outcome in (None, "scored") else f"{c.candidate} is {found.outcome}"
+
+
 def _has_candidate(c: Context) -> str:
     return _run(c) or ("" if c.candidate else "no candidate under the cursor")
 
@@ -117,9 +125,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("run.stop", "X", "stop the run, resumable; asked twice", "stop", "stop", RUN_PAGES, _engine),
     Action("run.start-engine", "A", "start the engine again, where the run left off", "start_engine", "", RUN_PAGES,
            _no_engine),
-    Action("candidate.approve", "a", "let the candidate go on", "approve", "approve", _CARDS, _candidate, "approve"),
+    Action("candidate.approve", "a", "let the candidate go on", "approve", "approve", _CARDS, _undecided, "approve"),
     Action("candidate.veto", "x", "refuse the candidate, with a reason for the proposer", "veto", "veto", _CARDS,
-           _candidate, "veto"),
+           _undecided, "veto"),
     Action("candidate.edit", "E", "edit it in $EDITOR and submit the result as your own", "edit", "propose", _CELLS,
            _candidate, "edit"),
     Action("candidate.diff", "d", "its diff against its parent, or the current source", "diff", "", ("run",),

@@ -231,7 +231,8 @@ class Status(Widget):
         if a.tokens_per_second:
             parts.append((f" {g.dot} {a.tokens_per_second:,.0f} tokens/s", look("muted")))
         if a.since:
-            parts.append((f" {g.dot} {compare.duration(time.time() - a.since)}", look("muted")))
+            clock = time.strftime("%H:%M:%S", time.localtime(a.since))  # a duration would have to tick
+            parts.append((f" {g.dot} since {clock}", look("muted")))
         if a.detail:
             parts.append((f" {g.dot} {plain(a.detail, 120)}", look("muted")))
         return parts
@@ -276,7 +277,7 @@ class Success(Pane):
         shares = (sum(b.truncated for b in batches), sum(b.invalid for b in batches), episodes)
         newest = next((p for p in reversed(s.points) if p.kind == "step"), None)
         solved = (newest.batch.solved, newest.batch.tasks) if newest and newest.batch else (0, 0)
-        return (points, window, len(s.accepted) - 1, shares, solved, _best_words(s))
+        return (points, window, max(0, len(s.accepted) - 1), shares, solved, _best_words(s))
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         from whale_tui.loop.state import Point
