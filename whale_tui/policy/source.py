@@ -1,8 +1,7 @@
 """Where a model comes from: the embedded one (out of a wheel), a local folder, or a hub id. Ends in a hub-layout
 folder.
 
-Run as a module it dequantises a GGUF file; the engine process does that in a subprocess and so never loads torch
-itself.
+The engine process calls this; what needs torch (policy/dequantise.py) is a subprocess.
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ def embedded(progress: Progress) -> Path:
             made = Path(scratch) / "made"
             progress("model: dequantising (once, some 20 s)")
             _run(
-                [sys.executable, "-m", "whale_tui.policy.source", str(gguf), str(made)], "dequantising the model failed"
+                [sys.executable, "-m", "whale_tui.policy.dequantise", str(gguf), str(made)],
+                "dequantising the model failed",
             )
             for file in made.iterdir():
                 _fsync(file)
@@ -182,19 +182,3 @@ def _checked(folder: Path) -> Path:
     if missing:
         raise PolicyFailure("bad-model", f"{folder} is no model in the hub's layout: it lacks {', '.join(missing)}")
     return folder.resolve()
-
-
-def dequantise(gguf: Path, folder: Path) -> None:
-    """Write the fp32 weights, config, tokenizer and chat template of a GGUF file in the hub's layout."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    )
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    dequantise(Path(sys.argv[1]), Path(sys.argv[2]))
