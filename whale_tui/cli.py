@@ -45,9 +45,12 @@ def _guarded(tokens: list[str]) -> int:
     except ConnectionError as error:
         print(f"whale-tui: {error}", file=sys.stderr)
         return NO_ENGINE
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"whale-tui: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

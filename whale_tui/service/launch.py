@@ -18,11 +18,14 @@ START_SECONDS = 30.0
 def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -> RunDir:
     """The run directory for a config file, a run directory or a run's name; made where the config has none yet.
 
-    A run that exists goes on with the config it was started with. `new` takes the next free name instead.
+    A run that exists goes on with the config it was started with. `new` takes the next free name instead (of a run:
+    with that run's config).
     Raises ConfigError or RunDirError.
     """
     known = discovery.find(str(target))
-    if known is not None:
+    if known is not None and new:
+        target = known.config
+    elif known is not None:
         if overrides:
             raise config.ConfigError(
                 f"{known.name} exists and keeps its config; change it with: whale-tui ctl {known.name} set KEY=VALUE"
