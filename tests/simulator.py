@@ -158,8 +158,8 @@ class Simulator:
         match action:
             case todo.Look():
                 got = world.batch(self, "h0000", min(self.config.run.look_episodes, s.splits["weight"]), "look")
-                first = todo.first_phase_of(got.accepted, got.episodes - got.invalid, self.config)
-                self.record(r.Looked(batch=got, first=first, reason="looked", segment="look"))
+                first, why = todo.first_phase_of(got, self.config), todo.look_words(got, self.config)
+                self.record(r.Looked(batch=got, first=first, reason=why, segment="look"))
             case todo.StartPhase():
                 self.record(r.PhaseStarted(cycle=action.cycle, phase=action.phase, reason=action.reason))
             case todo.SampleStep():
@@ -209,7 +209,7 @@ class Simulator:
     def _train(self) -> None:
         s = self.state
         assert s.open_step is not None
-        trained = self.world.trained(self, s.open_step.batch)
+        trained = 0 if s.policy != s.open_step.policy else self.world.trained(self, s.open_step.batch)
         if trained:
             number = len(s.versions)
             self.record(

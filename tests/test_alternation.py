@@ -90,7 +90,8 @@ def test_first_phase_harness_is_cycle_0_and_cycles_count_weight_phases() -> None
 
 
 @pytest.mark.parametrize(
-    ("accepted", "invalid", "first"), [(0, 0, "harness"), (1, 0, "harness"), (2, 0, "weight"), (1, 40, "weight")]
+    ("accepted", "invalid", "first"),
+    [(0, 0, "harness"), (1, 0, "harness"), (2, 0, "weight"), (1, 40, "weight"), (0, 64, "weight")],
 )
 def test_auto_looks_at_h0_and_counts_only_valid_episodes(accepted: int, invalid: int, first: str) -> None:
     """3% of 64 is 1.92: one accepted is under it, two are not; one of 24 valid ones is over it."""
@@ -105,7 +106,7 @@ def test_auto_looks_at_h0_and_counts_only_valid_episodes(accepted: int, invalid:
     sim.until(SampleStep if first == "weight" else Evaluate)
     assert len(named(sim, Look)) == 1
     assert sim.state.phases[0].phase == first
-    assert f"{accepted} of {64 - invalid} episodes" in sim.state.phases[0].why
+    assert (f"{accepted} of {64 - invalid} episodes" if invalid < 64 else "measured nothing") in sim.state.phases[0].why
     assert sim.state.ledger["-/look"].episodes == 64
     assert named(sim.run(), Look) == [Look()]  # never again
 
@@ -599,6 +600,17 @@ def test_after_a_rollback_in_a_search_the_incoming_harness_is_measured_under_tha
     assert {c.id for c in sim.state.ranking()} >= {"h0000", "h0001"}
     sim.step()
     assert (sim.state.policy, sim.state.harness) == ("theta-0000", "h0000")
+
+
+def test_a_rollback_while_a_step_is_open_leaves_that_step_untrained() -> None:
+    """Also the way out when the version of an open step turns out to be damaged on disk."""
+    sim = simulate(schedule__epochs=0.2, run__cycles=1)
+    sim.until(lambda a: isinstance(a, todo.TrainStep) and sim.state.step == 2)
+    planned = sim.command("rollback", policy="theta-0001")
+    assert planned.interrupt and "step 3 is not trained" in planned.effect
+    assert isinstance(sim.step(), todo.TrainStep)
+    assert (sim.state.policy, sim.state.step, sim.state.open_step) == ("theta-0001", 3, None)
+    assert sim.next() == SampleStep(4)
 
 
 def test_versions_after_a_rollback_get_new_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,8 +13,10 @@ from whale_tui import records as r
 from whale_tui.loop import alternation as todo
 from whale_tui.loop import control
 from whale_tui.loop.control import CONTROLS, Refused
+from whale_tui.loop.run import Run
 from whale_tui.loop.state import replay
 from whale_tui.records import Settings
+from whale_tui.rundir import RunDir
 
 
 def in_weight() -> Simulator:
@@ -178,7 +181,7 @@ def test_rollback() -> None:
     assert "is the current pair" in sim.command("rollback", policy="theta-0001").effect
     assert "there are theta-0000, theta-0001, theta-0002" in refused(sim, "rollback", policy="theta-0009")
     sim.step()
-    assert "step 3 is being trained" in refused(sim, "rollback", policy="theta-0000")
+    assert sim.command("rollback", policy="theta-0000").effect.endswith("; step 3 is not trained")
     search = in_search()
     assert "it is crash" in refused(search, "rollback", harness="h0002")
     assert "not checked yet" in refused(search, "rollback", harness="h0004")
@@ -248,3 +251,15 @@ def test_arguments_of_a_wrong_type_never_break_the_state(what: str, value: Any) 
 
 def test_the_settings_are_the_keys_of_set() -> None:
     assert CONTROLS["set"].args == Settings.__struct_fields__
+
+
+def test_a_rollback_to_a_version_that_was_not_kept_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    sim, run = in_weight(), object.__new__(Run)
+    for version in sim.state.versions.values():
+        version.path = f"weights/{version.name}" if version.name != "theta-0000" else ""
+    (tmp_path / "weights" / "theta-0002").mkdir(parents=True)
+    run.state, run.rundir = sim.state, RunDir(tmp_path)
+    with pytest.raises(Refused, match=r"theta-0001 is no longer kept .*; theta-0000, theta-0002 are"):
+        run.command("a", "ann", "rollback", {"policy": "theta-0001"})
+    effect, _ = run.command("b", "ann", "rollback", {"policy": "theta-0000"}, dry_run=True)
+    assert "goes on from theta-0000" in effect

@@ -148,6 +148,8 @@ def test_best_is_the_best_pair_and_the_earlier_of_equals() -> None:
     sim = Simulator(make_config(test__samples=2, test__at="phases", run__cycles=1), world).run()
     assert len(sim.state.tests) > 1
     assert sim.state.best is sim.state.tests[0]
+    nothing = msgspec.structs.replace(sim.state.tests[0], n=0, mean=0.0)
+    assert RunState(tests=[nothing]).best is None
 
 
 def test_invalid_episodes_enter_no_average() -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from whale_tui.config import Config
 from whale_tui.loop import switching
 from whale_tui.loop.state import Candidate, PhaseRecord, RunState
-from whale_tui.records import Phase, Settings
+from whale_tui.records import Batch, Phase, Settings
 
 
 class Look(Struct, frozen=True):
@@ -145,7 +145,7 @@ def _following(state: RunState, config: Config) -> tuple[Phase, int, str]:
         first = state.first_phase or ("harness" if config.run.first_phase == "harness" else "weight")
         if state.condition == "stagewise":
             first = "weight"
-        why = _look_words(state, config) if state.looked else f"first_phase = {config.run.first_phase}"
+        why = look_words(state.looked, config) if state.looked else f"first_phase = {config.run.first_phase}"
         return first, 1 if first == "weight" else 0, why
     if state.phases[-1].phase == "weight":
         if state.condition == "stagewise" and not _stage_over(state, config, state.settings):
@@ -191,21 +191,20 @@ def _stage_over(state: RunState, config: Config, settings: Settings | None) -> b
     return state.budget_used + step_cost(config) > budget * config.schedule.stagewise_weight_share
 
 
-def _look_words(state: RunState, config: Config) -> str:
-    looked = state.looked
-    if looked is None:
-        return ""
-    share = f"h0 accepts {looked.accepted} of {looked.episodes - looked.invalid} episodes"
-    if state.first_phase == "harness":
-        return (
-            f"{share}, under {config.run.look_share:.0%}: weight training would have nothing to keep, so search first"
-        )
-    return f"{share}: enough to train on, so weights first"
+def first_phase_of(looked: Batch, config: Config) -> Phase:
+    """The rule of `first_phase = "auto"` (method.md, "Which phase comes first"). Invalid episodes say nothing."""
+    return "harness" if looked.accepted < config.run.look_share * (looked.episodes - looked.invalid) else "weight"
 
 
-def first_phase_of(accepted: int, episodes: int, config: Config) -> Phase:
-    """The rule of `first_phase = "auto"` (method.md, "Which phase comes first")."""
-    return "harness" if accepted < config.run.look_share * episodes else "weight"
+def look_words(looked: Batch, config: Config) -> str:
+    """What `first_phase_of` decided, and why."""
+    valid, limit = looked.episodes - looked.invalid, f"{config.run.look_share:.0%}"
+    if not valid:
+        return "the look at h0 measured nothing, so weights first, the paper's order"
+    share = f"h0 accepts {looked.accepted} of {valid} episodes"
+    if first_phase_of(looked, config) == "harness":
+        return f"{share}, under {limit}: weight training would have nothing to keep, so search first"
+    return f"{share}, at least {limit}: enough to train on, so weights first"
 
 
 # -------------------------------------------------------------------------------------------------------- the phases

@@ -138,10 +138,10 @@ def _rollback(state: RunState, args: dict[str, Any], who: str) -> Plan:
         raise Refused(f"{state.pinned} is pinned: unpin it first")
     if (policy, harness) == (state.policy, state.harness):
         return Plan(effect=f"{policy} with {harness} is the current pair", args={"policy": policy, "harness": harness})
-    if state.open_step is not None:
-        raise Refused(f"step {state.open_step.step} is being trained: wait for it")
+    open_step = state.open_step is not None and policy != state.policy
+    dropped = f"; step {state.step + 1} is not trained" if open_step else ""
     return Plan(
-        effect=f"goes on from {policy} with {harness} at the next safe point",
+        effect=f"goes on from {policy} with {harness} at the next safe point{dropped}",
         args={"policy": policy, "harness": harness},
         interrupt=True,
     )

@@ -257,6 +257,9 @@ class Run:
         if what == "propose":
             return self._take_proposal(id, who, args, dry_run), False
         planned = control.plan(self.state, what, args, who)
+        if what == "rollback" and not self._on_disk(planned.args["policy"]):
+            kept = ", ".join(name for name in self.state.versions if self._on_disk(name))
+            raise control.Refused(f"{planned.args['policy']} is no longer kept (retention.keep_versions); {kept} are")
         if not dry_run:
             self.record(
                 r.CommandTaken(id=id, who=who, what=what, args=planned.args, effect=planned.effect), *planned.events
@@ -264,6 +267,10 @@ class Run:
             if planned.interrupt:
                 self.interrupt()
         return planned.effect, False
+
+    def _on_disk(self, policy: str) -> bool:
+        path = self.state.versions[policy].path
+        return not path or (self.rundir.path / path).is_dir()
 
     def _take_proposal(self, id: str, who: str, args: dict[str, Any], dry_run: bool) -> str:
         """A person's own harness joins the archive; the next harness iteration evaluates it."""

@@ -187,8 +187,8 @@ class RunState(Struct):
 
     @property
     def best(self) -> TestScore | None:
-        """Best pair seen on D_test: a report, never a decision."""
-        return max(self.tests, key=lambda t: t.mean, default=None)
+        """Best pair seen on D_test: a report, never a decision. A test of invalid episodes alone measured none."""
+        return max((t for t in self.tests if t.n), key=lambda t: t.mean, default=None)
 
     def ranking(self) -> list[Candidate]:
         """Harnesses measured under the current policy, best first: higher success, fewer calls, fewer tokens, earlier.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from whale_tui import records as r
 from whale_tui.loop import retention
 from whale_tui.loop.accepted import accepted_set, draw_tasks, minibatches
-from whale_tui.loop.alternation import first_phase_of
+from whale_tui.loop.alternation import first_phase_of, look_words
 from whale_tui.loop.rollouts import Job
 from whale_tui.policy.protocol import TrainRequest
 
@@ -30,15 +30,8 @@ async def look(run: Run) -> None:
     subject = run.subject(run.state.harness)
     jobs = [Job(run.tasks["weight"][i], subject, 0) for i in picked]
     episodes, batch = await run.episodes(jobs, "look", "looking at h0")
-    first = first_phase_of(batch.accepted, batch.episodes - batch.invalid, run.config)
+    first, reason = first_phase_of(batch, run.config), look_words(batch, run.config)
     segment = run.journal.write_segment(episodes)
-    share = f"{batch.accepted} of {batch.episodes - batch.invalid} episodes accepted"
-    limit = f"{run.config.run.look_share:.0%}"
-    reason = (
-        f"{share}, under {limit}: training would have nothing to keep, so the search comes first"
-        if first == "harness"
-        else f"{share}, at least {limit}: enough to train on, so weights come first"
-    )
     run.record(r.Looked(batch=batch, first=first, reason=reason, segment=segment.name), segments=[segment])
 
 
