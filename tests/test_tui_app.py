@@ -290,8 +290,9 @@ async def test_pause_and_resume_answer_with_what_and_who(stage: Any) -> None:
 
 async def test_switch_at_the_safe_point_and_at_once_say_which(stage: Any) -> None:
     async with stage(until="training") as s:
+        s.script.train(6)
         await s.press("s")
-        await s.wait(lambda: "ends after step 6" in s.said())
+        await s.wait(lambda: "ends after step 7" in s.said())
         await s.wait(lambda: "switch at the next safe point (by you)" in s.text())
         await s.press("S")
         assert isinstance(s.app.screen, dialogs.Confirm)

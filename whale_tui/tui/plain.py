@@ -19,6 +19,9 @@ MAX_LINES = 4_000
 ascii_only = False
 """Set once at the start, by `--ascii`."""
 
+_NEAREST = str.maketrans({"─": "-", "·": "-", "—": "-", "–": "-", "−": "-", "×": "x", "→": "->", "…": "...", "’": "'"})
+"""Punctuation that has a near relative in ASCII; everything else is written as an escape there."""
+
 _PICTURES = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421"}
 
 
@@ -26,6 +29,8 @@ def plain(text: str, limit: int = MAX_LINE) -> str:
     """One line: controls made visible (line breaks too), cut to `limit` characters with a word on what is missing."""
     if len(text) > limit:
         text = f"{text[:limit]}{'...' if ascii_only else '…'} ({len(text):,} characters)"
+    if ascii_only:
+        text = text.translate(_NEAREST)
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(text))
