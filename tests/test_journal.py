@@ -435,15 +435,17 @@ def test_a_missing_segment_is_named_and_ends_what_is_good(run: RunDir) -> None:
     assert adds_up(Journal(run.journal)) == 6
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_a_flipped_byte_in_a_segment_is_found(run: RunDir, share: float) -> None:
+def test_a_flipped_byte_anywhere_in_a_segment_is_found(run: RunDir) -> None:
+    """Most would decompress to other token ids without a word: each frame has a checksum."""
     journal = fill(run, steps=1, per_step=130)
     path = run.episodes / "00000001.msgpack.zst"
-    data = bytearray(path.read_bytes())
-    data[int(share * len(data))] ^= 0x10
-    path.write_bytes(bytes(data))
-    with pytest.raises(JournalError, match=r"00000001\.msgpack\.zst"):
-        assert journal.segment("00000001") == made(1, 130)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 150)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        with pytest.raises(JournalError, match=r"00000001\.msgpack\.zst"):
+            journal.segment("00000001")
+    path.write_bytes(whole)
+    assert journal.segment("00000001") == made(1, 130)
 
 
 def test_a_segment_cut_between_two_frames_does_not_pass_a_repair(run: RunDir) -> None:

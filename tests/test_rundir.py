@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -75,25 +76,13 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first_and_a_dead_one_hold
 
 def test_looking_at_the_lock_never_keeps_an_engine_from_starting(run: RunDir) -> None:
     """`status` and the terminal look at it all the time, by taking it for an instant."""
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            run.is_locked()
-
-    with run.lock():
-        pass
-    watchers = [threading.Thread(target=look) for _ in range(2)]
-    for watcher in watchers:
-        watcher.start()
-    try:
-        for _ in range(50):
-            with run.lock():
-                pass
-    finally:
-        done.set()
-        for watcher in watchers:
-            watcher.join()
+    with (run.path / "lock").open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        release = threading.Timer(0.05, fcntl.flock, (looking, fcntl.LOCK_UN))
+        release.start()
+        with run.lock():
+            assert run.is_locked()
+        release.join()
 
 
 def test_an_error_inside_gives_the_lock_back(run: RunDir) -> None:
