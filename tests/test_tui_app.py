@@ -591,7 +591,7 @@ async def test_the_same_task_under_two_pairs_side_by_side(stage: Any) -> None:
         assert "under two pairs" in s.one(Conversation).border_title
 
 
-async def test_the_lineage_cell_rolls_back_and_pins(stage: Any) -> None:
+async def test_the_lineage_cell_rolls_back_pins_and_exports(stage: Any, tmp_path: Path) -> None:
     async with stage(size=(140, 40)) as s:
         await s.press("l")
         grid = s.one(Grid)
@@ -606,8 +606,17 @@ async def test_the_lineage_cell_rolls_back_and_pins(stage: Any) -> None:
         await s.wait(lambda: s.client.sent == [("rollback", {"policy": "theta-0010", "harness": "h0002"})])
         await s.press("P")
         await s.wait(lambda: s.client.sent[-1] == ("pin", {"harness": "h0002"}))
-        await s.press("O")
-        assert "whale-tui export first-light --policy theta-0010 --harness h0002" in s.said()
+        (s.script.rundir.weights / "theta-0010").mkdir()
+        (s.script.rundir.weights / "theta-0010" / "adapter_model.safetensors").write_text("weights")
+        for words in ("export", "File exists"):
+            await s.press("O", "ctrl+u")
+            await s.type(str(tmp_path / "mine"))
+            await s.press("enter")
+            await s.wait(lambda words=words: words in s.said(), words)
+        mine = tmp_path / "mine"
+        assert (mine / "harness.py").read_text() == s.script.rundir.harness_source("h0002")
+        assert (mine / "weights" / "adapter_model.safetensors").exists()
+        assert 'policy = "theta-0010"' in (mine / "pair.toml").read_text()
 
 
 async def test_the_ledger_adds_up(stage: Any) -> None:

@@ -261,6 +261,7 @@ class EpisodesPage(Page):
             self.say(False, "episode", str(error))
             return
         conversation = self.query_one(Conversation)
+        self.set_class(len(opened) == 2, "-two")
         conversation.open(*opened)
         conversation.focus()
 

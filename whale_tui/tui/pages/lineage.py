@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+import tomli_w
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from whale_tui.loop.state import RunState
+from whale_tui.rundir import RunDir
 from whale_tui.tui.compare import percent
+from whale_tui.tui.dialogs import Ask
 from whale_tui.tui.look import Look
 from whale_tui.tui.page import Page
 from whale_tui.tui.panes import Pane, View
-from whale_tui.tui.plain import fit, line, plain
+from whale_tui.tui.plain import fit, line
 
-CELL = 13
+CELL = 15
 
 
 class Grid(Pane):
@@ -73,9 +81,9 @@ class Grid(Pane):
                 rate = percent(cell[0]) + (f" {g.test}" if (name, n) == best else "") if cell else g.dot
                 count = f"n {cell[1]}" if cell else ""
                 if row == self.cursor and n == self.column:
-                    parts.append((fit(fit(rate, 7) + count, CELL - 1), "reverse"))
+                    parts.append((fit(fit(rate, 8) + count, CELL - 1), "reverse"))
                 else:
-                    parts += [(fit(rate, 7), style), (fit(count, CELL - 8), look("faint"))]
+                    parts += [(fit(rate, 8), style), (fit(count, CELL - 9), look("faint"))]
                 parts.append(" ")
             out.append(line(*parts))
         self.note(self._explained(snap))
@@ -151,15 +159,40 @@ class LineagePage(Page):
         grid = self.query_one(Grid)
         return (grid.policy, grid.harness) if grid.policy and grid.harness else None
 
-    def _command(self, verb: str, note: str) -> None:
+    @work
+    async def do_export(self) -> None:
         session, pair = self.app.session, self.pair()
         if session is None or pair is None:
             return
-        command = f"whale-tui {verb} {session.rundir.name} --policy {pair[0]} --harness {pair[1]}"
-        self.say(True, note, plain(command, 200))
+        suggested = Path.cwd() / f"{session.rundir.name}-{pair[0]}-{pair[1]}"
+        hint = "Into which folder? It must not exist yet."
+        chosen = await self.app.push_screen_wait(
+            Ask(f"Export {pair[0]} with {pair[1]}", hint, self.look, str(suggested))
+        )
+        if chosen is None:
+            return
+        folder = Path(os.path.expanduser(chosen))  # noqa: PTH111
+        try:
+            await asyncio.to_thread(export_pair, session.rundir, session.state, *pair, folder)
+        except OSError as error:
+            self.say(False, "export", f"{folder}: {error.strerror or error}")
+        else:
+            self.say(True, "export", str(folder))
 
-    def do_export(self) -> None:
-        self._command("export", "in a shell")
 
-    def do_evaluate(self) -> None:
-        self._command("evaluate", "in a shell")
+def export_pair(rundir: RunDir, state: RunState, policy: str, harness: str, folder: Path) -> None:
+    """harness.py, pair.toml and, for a trained policy, weights/. Raises OSError; nothing is left where it fails."""
+    version = state.versions[policy]
+    folder.mkdir(parents=True)
+    try:
+        shutil.copy(rundir.harnesses / harness / "harness.py", folder / "harness.py")
+        if version.path:
+            shutil.copytree(rundir.path / version.path, folder / "weights")
+        facts = {
+            "run": state.run, "model": state.model, "domain": state.domain, "policy": policy,
+            "policy_hash": version.hash, "harness": harness, "harness_hash": state.harnesses[harness].source_hash,
+        }  # fmt: skip
+        (folder / "pair.toml").write_text(tomli_w.dumps(facts), encoding="utf-8")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
