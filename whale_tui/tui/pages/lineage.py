@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,18 +170,17 @@ class LineagePage(Page):
         )
         if chosen is None:
             return
-        folder = Path(os.path.expanduser(chosen))  # noqa: PTH111
         try:
-            await asyncio.to_thread(export_pair, session.rundir, session.state, *pair, folder)
+            folder = await asyncio.to_thread(export_pair, session.rundir, session.state, *pair, Path(chosen))
         except OSError as error:
-            self.say(False, "export", f"{folder}: {error.strerror or error}")
+            self.say(False, "export", f"{chosen}: {error.strerror or error}")
         else:
             self.say(True, "export", str(folder))
 
 
-def export_pair(rundir: RunDir, state: RunState, policy: str, harness: str, folder: Path) -> None:
+def export_pair(rundir: RunDir, state: RunState, policy: str, harness: str, folder: Path) -> Path:
     """harness.py, pair.toml and, for a trained policy, weights/. Raises OSError; nothing is left where it fails."""
-    version = state.versions[policy]
+    version, folder = state.versions[policy], folder.expanduser().absolute()
     folder.mkdir(parents=True)
     try:
         shutil.copy(rundir.harnesses / harness / "harness.py", folder / "harness.py")
@@ -196,3 +194,4 @@ def export_pair(rundir: RunDir, state: RunState, policy: str, harness: str, fold
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    return folder
