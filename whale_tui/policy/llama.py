@@ -150,27 +150,25 @@ class Llama:
         longest = int(positions.max()) + 1
         if longest > len(self._cos):
             self._rope_table(2 * longest)
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        # Queries are scaled by 1/sqrt(d) as they are turned: one pass less over them.
+        scale = torch.ones(self.heads + self.kv_heads, 1, device=self.device)
+        scale[: self.heads] = self.head_dim**-0.5
+        cos, sin = self._cos[positions][:, None] * scale, self._sin[positions][:, None] * scale
         x = F.embedding(ids, self.embedding).float()
         for i, layer in enumerate(self.layers):
             qkv = F.linear(self._normed(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
             qk = qkv[:, : q_size + kv_size].view(n, self.heads + self.kv_heads, self.head_dim)
             if layer.q_norm is not None and layer.k_norm is not None:
-                qk = torch.cat(
-                    [
-                        self._normed(qk[:, : self.heads].float(), layer.q_norm),
-                        self._normed(qk[:, self.heads :].float(), layer.k_norm),
-                    ],
-                    1,
-                )
-            qk = _rotate(qk.float(), cos, sin)
-            q = (qk[:, : self.heads] * self.head_dim**-0.5).to(self.dtype).view(n, self.kv_heads, per, self.head_dim)
-            k = qk[:, self.heads :].to(self.dtype)
+                q, k = qk[:, : self.heads].float(), qk[:, self.heads :].float()
+                qk = torch.cat([self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)], 1)
+            qk = _rotate(qk.float(), cos, sin).to(self.dtype)
+            q = qk[:, : self.heads].view(n, self.kv_heads, per, self.head_dim)
+            k = qk[:, self.heads :]
             v = qkv[:, q_size + kv_size :].view(n, self.kv_heads, self.head_dim)
-            x = x + F.linear(attend(i, q, k, v), layer.o, layer.o_bias)
+            x += F.linear(attend(i, q, k, v), layer.o, layer.o_bias)
             gate_up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up)
             gate = F.silu(gate_up[:, : self.intermediate])
-            x = x + F.linear(gate.mul_(gate_up[:, self.intermediate :]), layer.down)
+            x += F.linear(gate.mul_(gate_up[:, self.intermediate :]), layer.down)
         return F.rms_norm(x, (self.hidden,), self.norm, self.eps)
 
     def candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -213,7 +211,10 @@ class Llama:
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    turned = torch.empty_like(x)
+    torch.mul(first, cos, out=turned[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=turned[..., half:]).addcmul_(first, sin)
+    return turned
 
 
 def _rope(config: dict, folder: Path, head_dim: int) -> tuple[Tensor, float]:

@@ -295,18 +295,20 @@ class FastSampler:
 class Deck:
     """The rows in flight and their buffers.
 
-    Rows are sorted by stem, then by prompt. Per layer: own keys and values [prompts, kv heads, own, d], padded on the
-    right; tails [rows, kv heads, tail, d], filled from the left, each to its row's own length.
+    Rows stand in blocks of equal size, sorted by stem; the rows of a block are samples of one prompt and share a copy of
+    its own keys and values. Where a prompt's rows do not fill its last block, finished copies of them do: a regular
+    grid costs less than gathering. Per layer: own [blocks, kv heads, own, d], padded on the right; tails
+    [rows, kv heads, tail, d], padded on the left, so that a step writes one column of them.
     """
 
     def __init__(self, model: Llama) -> None:
         self._model = model
         self.rows: list[Row] = []
         self.stems: list[Stem] = []
-        self._prompts: list[Prompt] = []
+        self._blocks: list[Prompt] = []
         self._own: list[tuple[Tensor, Tensor]] = []
         self._tails: list[tuple[Tensor, Tensor]] = []
-        self._of_row: list[Prompt] = []
+        self._column = 0
 
     @property
     def alive(self) -> int:
@@ -317,43 +319,47 @@ class Deck:
         """Tokens that the longest row in flight may come to."""
         return max((len(r.request.prompt_ids) + r.request.max_tokens for r in self.rows if not r.finished), default=0)
 
-    # ---------------------------------------------------------------------------------------------------- arrangement
+    # --- arrangement
 
     def arrange(self, joining: list[Prompt], prefixes: Prefixes) -> None:
         """Take finished rows out and let the rows of new prompts join: all buffers are laid out anew."""
         old_rows = {id(row): i for i, row in enumerate(self.rows)}
-        old_prompts = {id(prompt): i for i, prompt in enumerate(self._prompts)}
-        for prompt in self._prompts:
+        old_blocks = {id(prompt): i for i, prompt in enumerate(self._blocks)}
+        prompts = list({id(p): p for p in self._blocks}.values())
+        for prompt in prompts:
             prompt.rows = [row for row in prompt.rows if not row.finished]
-        prompts = [p for p in self._prompts if p.rows] + joining
+        prompts = [p for p in prompts if p.rows] + joining
         self.stems = list({id(p.stem): p.stem for p in prompts if p.stem is not None}.values())
         rank = {id(stem): i for i, stem in enumerate(self.stems)}
         prompts.sort(key=lambda p: rank.get(id(p.stem), len(rank)))  # stable: otherwise as they came
-        self._prompts = prompts
-        self.rows = [row for prompt in prompts for row in prompt.rows]
-        self._of_row = [prompt for prompt in prompts for _ in prompt.rows]
+        self._size = _block_size([len(p.rows) for p in prompts])
+        self._blocks, self.rows = [], []
+        for prompt in prompts:
+            for start in range(0, len(prompt.rows), self._size):
+                rows = prompt.rows[start : start + self._size]
+                filler = Row(-1, rows[0].request, list(rows[0].ids), list(rows[0].logprobs), "length")
+                self.rows += rows + [filler] * (self._size - len(rows))
+                self._blocks.append(prompt)
         if not self.rows:
-            self._own, self._tails = [], []
+            self._own, self._tails, self._column = [], [], 0
             return
-        self._lay_out_own(old_prompts, prefixes)
+        self._lay_out_own(old_blocks, prefixes)
         self._lay_out_tails(old_rows)
         self._index()
 
     def _lay_out_own(self, old: dict[int, int], prefixes: Prefixes) -> None:
         model, device = self._model, self._model.device
-        lengths = [len(p.ids) - p.begin for p in self._prompts]
-        width = max(lengths)
-        kept = [(i, old[id(p)]) for i, p in enumerate(self._prompts) if id(p) in old]
-        fresh = [(i, p) for i, p in enumerate(self._prompts) if id(p) not in old]
-        kept_to = torch.tensor([i for i, _ in kept], device=device)
-        kept_from = torch.tensor([j for _, j in kept], device=device)
+        width = max(len(p.ids) - p.begin for p in self._blocks)
+        kept = [(i, old[id(p)]) for i, p in enumerate(self._blocks) if id(p) in old]
+        fresh = [(i, p) for i, p in enumerate(self._blocks) if id(p) not in old]
+        kept_to, kept_from = _pairs(kept, device)
         fresh_to = torch.tensor([i for i, _ in fresh], device=device)
         slots = torch.zeros(len(fresh), width, dtype=torch.long)
         for i, (_, prompt) in enumerate(fresh):
             assert prompt.slots is not None
             slots[i, : len(prompt.slots)] = torch.tensor(prompt.slots)
         slots = slots.to(device)
-        shape = (len(self._prompts), model.kv_heads, width, model.head_dim)
+        shape = (len(self._blocks), model.kv_heads, width, model.head_dim)
 
         def lay_out(before: Tensor | None, pool: Tensor) -> Tensor:
             made = torch.zeros(shape, device=device, dtype=model.dtype)
@@ -368,65 +374,52 @@ class Deck:
         self._own = [
             (lay_out(k, prefixes.keys[layer]), lay_out(v, prefixes.values[layer])) for layer, (k, v) in enumerate(own)
         ]
-        self._own_lengths = lengths
 
     def _lay_out_tails(self, old: dict[int, int]) -> None:
         model, device = self._model, self._model.device
-        longest = max(len(row.ids) for row in self.rows)
-        width = -(-longest // TAIL) * TAIL
-        kept = [(i, old[id(row)]) for i, row in enumerate(self.rows) if id(row) in old]
-        to = torch.tensor([i for i, _ in kept], device=device)
-        source = torch.tensor([j for _, j in kept], device=device)
+        column = max(len(row.ids) for row in self.rows) - 1
+        width = (column // TAIL + 1) * TAIL
+        to, source = _pairs([(i, old[id(row)]) for i, row in enumerate(self.rows) if id(row) in old], device)
         shape = (len(self.rows), model.kv_heads, width, model.head_dim)
+        some = min(column, self._column)
 
         def lay_out(before: Tensor | None) -> Tensor:
             made = torch.zeros(shape, device=device, dtype=model.dtype)
-            if kept and before is not None:
-                some = min(width, before.shape[2])
-                made[to, :, :some] = before[source, :, :some]
+            if some and before is not None:
+                made[to, :, column - some : column] = before[source, :, self._column - some : self._column]
             return made
 
         tails: Sequence[tuple[Tensor | None, Tensor | None]] = self._tails or [(None, None)] * model.depth
         self._tails = [(lay_out(k), lay_out(v)) for k, v in tails]
+        self._column = column
 
     def _index(self) -> None:
-        """What a step needs to know of the arrangement: which rows stand on which stem, share which prompt, are how
-        long.
-        """
+        """What a step needs to know of the arrangement: which rows stand on which stem, and what is padding."""
         device = self._model.device
-        number = {id(p): i for i, p in enumerate(self._prompts)}
-        of_row = [number[id(p)] for p in self._of_row]
-        most = max(len(p.rows) for p in self._prompts)
-        place = torch.zeros(len(self._prompts), most, dtype=torch.long)
-        back, seen = [], [0] * len(self._prompts)
-        for row, prompt in enumerate(of_row):
-            place[prompt, seen[prompt]] = row
-            back.append(prompt * most + seen[prompt])
-            seen[prompt] += 1
-        self._most = most
-        self._place = place.flatten().to(device)
-        self._back = torch.tensor(back, device=device)
-        lengths = torch.tensor(self._own_lengths, device=device)[torch.tensor(of_row, device=device)]
-        self._own_seen = torch.arange(max(self._own_lengths), device=device)[None] < lengths[:, None]
         self._slices: list[tuple[Stem, slice]] = []
         start = 0
         for stem in self.stems:
-            size = sum(len(p.rows) for p in self._prompts if p.stem is stem)
+            size = self._size * sum(p.stem is stem for p in self._blocks)
             self._slices.append((stem, slice(start, start + size)))
             start += size
-        self._stemless = len(self.rows) - start
+        own = self._own[0][0].shape[2]
+        lengths = np.repeat([len(p.ids) - p.begin for p in self._blocks], self._size)
+        begins = self._column - np.array([len(row.ids) - 1 for row in self.rows])
+        unseen = np.concatenate(
+            [np.arange(own)[None] >= lengths[:, None], np.arange(self._column)[None] < begins[:, None]], 1
+        )
+        padding = torch.zeros(unseen.shape).masked_fill_(torch.tensor(unseen), -torch.inf)
+        self._padding = padding.to(device)[:, None, None]
         self._tokens = torch.tensor([row.ids[-1] for row in self.rows], device=device)
-        self.drawn = np.array([len(row.ids) for row in self.rows])
-        self._filled = torch.tensor(self.drawn - 1, device=device)
         self._positions = torch.tensor([len(r.request.prompt_ids) + len(r.ids) - 1 for r in self.rows], device=device)
-        self._all = torch.arange(len(self.rows), device=device)
+        self.drawn = np.array([len(row.ids) for row in self.rows])
         self.drawer = _drawer(self.rows, self._model)
 
     def next_tokens(self, tokens: list[int]) -> None:
         """The tokens that were just drawn are the next step's input."""
         self._tokens = torch.tensor(tokens, device=self._model.device)
         self._positions = self._positions + 1
-        self._filled = self._filled + 1
+        self._column += 1
         self.drawn = self.drawn + 1
 
     def keep_tails(self, finished: Sequence[Row], prefixes: Prefixes) -> None:
@@ -442,76 +435,74 @@ class Deck:
             if known >= 0 and prefixes.room(size):
                 slots += prefixes.add(path, row.ids[known:-1])
                 rows += [number[id(row)]] * (size - known)
-                columns += range(known, size)
+                columns += range(self._column - size + known, self._column)
         if not slots:
             return
-        device = self._model.device
-        r, c, s = (torch.tensor(values, device=device) for values in (rows, columns, slots))
+        r, c, s = (torch.tensor(values, device=self._model.device) for values in (rows, columns, slots))
         for layer, (keys, values) in enumerate(self._tails):
             prefixes.keys[layer][s] = keys[r, :, c]
             prefixes.values[layer][s] = values[r, :, c]
 
-    # -------------------------------------------------------------------------------------------------------- forward
+    # --- forward
 
     def forward(self) -> Tensor:
         """The model's output for each row's newest token: [rows, hidden]."""
-        used = int(self._filled.max()) + 1
+        model = self._model
+        used = self._column + 1
         if used > self._tails[0][0].shape[2]:
             grow = lambda t: torch.cat([t, t.new_zeros(*t.shape[:2], TAIL, t.shape[3])], 2)  # noqa: E731
             self._tails = [(grow(k), grow(v)) for k, v in self._tails]
-        tail_seen = torch.arange(used, device=self._model.device)[None] <= self._filled[:, None]
-        seen = torch.cat([self._own_seen, tail_seen], 1)
-        self._mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None, None]
         self._used = used
-        return self._model.forward(self._tokens, self._positions, self._attend)
+        self._stem_width = max((len(stem.ids) for stem in self.stems), default=0)
+        width = self._stem_width + self._own[0][0].shape[2] + used
+        # One buffer of scores for all layers: where a row has no stem, or a shorter one, it stays at minus infinity.
+        self._scores = torch.full(
+            (len(self.rows), model.kv_heads, model.heads // model.kv_heads, width), -torch.inf, device=model.device
+        )
+        return model.forward(self._tokens, self._positions, self._attend)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        tail_k, tail_v = self._tails[layer]
-        tail_k[self._all, :, self._filled] = k
-        tail_v[self._all, :, self._filled] = v
-        out, lse = self._attend_own(q, *self._own[layer], tail_k[:, :, : self._used], tail_v[:, :, : self._used])
-        if self._slices:
-            shared, shared_lse = self._attend_stems(layer, q)
-            out = merge(shared, shared_lse, out, lse)
-        return out.reshape(len(q), -1)
+        """One softmax over stem, own part and tail. Plain products beat fused attention at so few queries a key."""
+        n, kv, per, d = q.shape
+        size, scores, stem_width = self._size, self._scores, self._stem_width
+        own_k, own_v = self._own[layer]
+        blocks, _, own_width, _ = own_k.shape
+        tail_k, tail_v = (t[:, :, : self._used] for t in self._tails[layer])
+        tail_k[:, :, -1], tail_v[:, :, -1] = k, v
+        own_end = stem_width + own_width
 
-    def _attend_own(self, q: Tensor, k: Tensor, v: Tensor, tail_k: Tensor, tail_v: Tensor) -> tuple[Tensor, Tensor]:
-        """Prompt's own part and tail in one softmax. Plain products beat fused attention at a handful of queries a
-        key.
-        """
-        _, kv, per, d = q.shape
-        prompts, width = k.shape[0], k.shape[2]
-        shared = self._most > 1
-        gathered = q[self._place].view(prompts, self._most, kv, per, d).transpose(1, 2) if shared else q
-        gathered = gathered.reshape(prompts, kv, self._most * per, d)
-        own = torch.matmul(gathered, k.transpose(-1, -2))
-        if shared:
-            own = own.view(prompts, kv, self._most, per, width).transpose(1, 2).reshape(-1, kv, per, width)[self._back]
-        tail = torch.matmul(q, tail_k.transpose(-1, -2))
-        scores = torch.cat([own, tail], -1).float() + self._mask
-        lse = scores.logsumexp(-1)
-        weights = (scores - lse[..., None]).exp_().to(q.dtype)
-        own_weights = weights[..., :width]
-        if shared:
-            own_weights = own_weights[self._place].view(prompts, self._most, kv, per, width).transpose(1, 2)
-        out = torch.matmul(own_weights.reshape(prompts, kv, self._most * per, width), v)
-        if shared:
-            out = out.view(prompts, kv, self._most, per, d).transpose(1, 2).reshape(-1, kv, per, d)[self._back]
-        return out + torch.matmul(weights[..., width:], tail_v), lse
-
-    def _attend_stems(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Each stem once for all its rows. Rows without a stem get a weight of zero."""
-        _, kv, per, d = q.shape
-        outs, lses = [], []
         for stem, rows in self._slices:
-            n = rows.stop - rows.start
-            out, lse = attend(q[rows].transpose(0, 1).reshape(1, kv, n * per, d), stem.keys[layer], stem.values[layer])
-            outs.append(out.view(kv, n, per, d).transpose(0, 1))
-            lses.append(lse.reshape(kv, n, per).transpose(0, 1))
-        if self._stemless:
-            outs.append(q.new_zeros(self._stemless, kv, per, d))
-            lses.append(torch.full((self._stemless, kv, per), -torch.inf, device=q.device))
-        return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
+            queries = q[rows].transpose(0, 1).reshape(kv, -1, d)
+            product = torch.bmm(queries, stem.keys[layer][0].transpose(1, 2))
+            scores[rows, ..., : len(stem.ids)] = product.view(kv, -1, per, len(stem.ids)).transpose(0, 1)
+        queries = q.view(blocks, size, kv, per, d).transpose(1, 2).reshape(blocks, kv, size * per, d)
+        product = torch.matmul(queries, own_k.transpose(2, 3)).view(blocks, kv, size, per, own_width)
+        scores.view(blocks, size, kv, per, -1)[..., stem_width:own_end] = product.transpose(1, 2)
+        scores[..., own_end:] = torch.matmul(q, tail_k.transpose(2, 3))
+        scores[..., stem_width : stem_width + self._padding.shape[-1]] += self._padding
+        weights = scores.softmax(-1).to(q.dtype)
+
+        out = torch.matmul(weights[..., own_end:], tail_v)
+        own = weights[..., stem_width:own_end].reshape(blocks, size, kv, per, own_width).transpose(1, 2)
+        product = torch.matmul(own.reshape(blocks, kv, size * per, own_width), own_v).view(blocks, kv, size, per, d)
+        out.view(blocks, size, kv, per, d).add_(product.transpose(1, 2))
+        for stem, rows in self._slices:
+            shared = weights[rows, ..., : len(stem.ids)].transpose(0, 1).reshape(kv, -1, len(stem.ids))
+            out[rows] += torch.bmm(shared, stem.values[layer][0]).view(kv, -1, per, d).transpose(0, 1)
+        return out.reshape(n, -1)
+
+
+def _block_size(rows: Sequence[int]) -> int:
+    """The largest size of blocks that pads the rows of all prompts by no more than a tenth."""
+    alive = sum(rows)
+    fits = [size for size in (16, 8, 4, 2) if sum(-(-n // size) * size for n in rows) <= 1.1 * alive]
+    return fits[0] if fits else 1
+
+
+def _pairs(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two index tensors out of pairs."""
+    first, second = (torch.tensor([pair[i] for pair in pairs], dtype=torch.long, device=device) for i in (0, 1))
+    return first, second
 
 
 class _PrefillPlan:
