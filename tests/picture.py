@@ -1,0 +1,51 @@
+"""A picture of the real application on a real run, for the README:
+
+    python -m tests.picture RUN OUT.svg [--size 120x36] [--theme whale-dark] [--keys 4,d]
+
+RUN is a run's name or directory; its engine may run or not. Keys are pressed before the picture is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from whale_tui.service import discovery
+from whale_tui.tui.app import WhaleApp
+from whale_tui.tui.session import real_services
+
+
+async def take(run: str, out: Path, size: tuple[int, int], theme: str, keys: list[str]) -> None:
+    """Raises SystemExit where there is no such run."""
+    rundir = discovery.find(run)
+    if rundir is None:
+        raise SystemExit(f"no run {run!r}")
+    nowhere = out.parent / ".picture"  # no person's settings in a picture
+    app = WhaleApp(
+        real_services("you"), who="you", rundir=rundir, theme=theme, config_folder=nowhere, state_folder=nowhere
+    )
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause(1.5)
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause(0.5)
+        svg = app.export_screenshot(title=f"whale-tui attach {rundir.name}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(svg)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--size", default="120x36")
+    parser.add_argument("--theme", default="whale-dark")
+    parser.add_argument("--keys", default="")
+    given = parser.parse_args()
+    width, height = map(int, given.size.split("x"))
+    asyncio.run(take(given.run, given.out, (width, height), given.theme, [k for k in given.keys.split(",") if k]))
+
+
+if __name__ == "__main__":
+    main()
