@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
 from pathlib import Path
 
 from whale_tui.service import discovery
@@ -16,12 +17,11 @@ from whale_tui.tui.app import WhaleApp
 from whale_tui.tui.session import real_services
 
 
-async def take(run: str, out: Path, size: tuple[int, int], theme: str, keys: list[str]) -> None:
-    """Raises SystemExit where there is no such run."""
+async def take(run: str, nowhere: Path, size: tuple[int, int], theme: str, keys: list[str]) -> str:
+    """The picture. `nowhere`: a folder without anybody's settings. Raises SystemExit where there is no such run."""
     rundir = discovery.find(run)
     if rundir is None:
         raise SystemExit(f"no run {run!r}")
-    nowhere = out.parent / ".picture"  # no person's settings in a picture
     app = WhaleApp(
         real_services("you"), who="you", rundir=rundir, theme=theme, config_folder=nowhere, state_folder=nowhere
     )
@@ -30,9 +30,7 @@ async def take(run: str, out: Path, size: tuple[int, int], theme: str, keys: lis
         for key in keys:
             await pilot.press(key)
             await pilot.pause(0.5)
-        svg = app.export_screenshot(title=f"whale-tui attach {rundir.name}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(svg)
+        return app.export_screenshot(title=f"whale-tui attach {rundir.name}")
 
 
 def main() -> None:
@@ -44,7 +42,11 @@ def main() -> None:
     parser.add_argument("--keys", default="")
     given = parser.parse_args()
     width, height = map(int, given.size.split("x"))
-    asyncio.run(take(given.run, given.out, (width, height), given.theme, [k for k in given.keys.split(",") if k]))
+    keys = [key for key in given.keys.split(",") if key]
+    with tempfile.TemporaryDirectory() as nowhere:
+        picture = asyncio.run(take(given.run, Path(nowhere), (width, height), given.theme, keys))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(picture)
 
 
 if __name__ == "__main__":

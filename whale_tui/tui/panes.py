@@ -201,6 +201,8 @@ class Status(Widget):
             left.append((plain(trouble, 300), look("failure")))
         elif status in ("finished", "stopped"):
             left.append((f"{status}: {plain(reason, 200)}", look("muted")))
+            if status == "stopped":
+                left += [("; ", look("muted")), ("A", look("key")), (" goes on with it", look("muted"))]
         elif packed is not None and live:
             left += self._activity(Activity(*packed), width)
         elif not live:
