@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import libcst as cst
@@ -26,6 +27,8 @@ KINDS: dict[str, frozenset[str]] = {
     "vote": frozenset({"VOTES", "run"}),
 }
 """What a change to each documented name is a change of: how the search tells which kinds of edit pay."""
+
+WAYS = ("another", "a third")
 
 
 class Source:
@@ -49,7 +52,7 @@ class Source:
             name, value = _assigned(statement)
             if name and name.isupper() and value is not None:
                 try:
-                    found[name] = ast.literal_eval(self._module.code_for_node(value).strip())
+                    found[name] = ast.literal_eval(_code(value))
                 except (ValueError, SyntaxError):
                     continue
         return found
@@ -57,7 +60,7 @@ class Source:
     def functions(self) -> dict[str, str]:
         """Each top-level function, written in one way whatever its formatting and comments."""
         return {
-            statement.name.value: _plain(self._module.code_for_node(statement))
+            statement.name.value: _plain(_code(statement))
             for statement in self._module.body
             if isinstance(statement, cst.FunctionDef)
         }
@@ -196,7 +199,7 @@ def generic(kit: Kit) -> list[Edit]:
     """The edits that every domain has, then the domain's own."""
     return [
         *(Edit("format", f.words, _to_format(f), "none", 2.0 if f.tool else 1.0, f.tool) for f in kit.rules.formats),
-        *(Edit("format", f"another wording of the question ({n + 1})", _to_wording(n), "wrong", 0.5) for n in range(3)),
+        *(Edit("format", f"the question put in {way} way", _to_wording(n), "wrong", 0.5) for n, way in enumerate(WAYS)),
         *_example_edits(kit),
         *(Edit("system", _system_words(text), _to_constants(SYSTEM=text), "wrong", 1.0) for text in kit.rules.systems),
         Edit("length", "a stop at the end of the line", _to_constants(STOP=["\n"]), "truncated", 0.4),
@@ -215,7 +218,7 @@ def kinds_between(old: Source, new: Source) -> frozenset[str]:
     """The kinds of edit that lead from one source to the other. Examples rewritten for a format are no edit of them."""
     changed = _changed(old.constants(), new.constants()) | _changed(old.functions(), new.functions())
     kinds = {kind for kind, names in KINDS.items() if names & changed}
-    if "format" in kinds and len(_pairs(old)) == len(_pairs(new)):
+    if {"format", "search"} & kinds and len(_pairs(old)) == len(_pairs(new)):
         kinds.discard("examples")
     return frozenset(kinds)
 
@@ -397,6 +400,13 @@ def _below_constants(body: Sequence[Any]) -> int:
     return next((n + 1 for n in range(first - 1, -1, -1) if _assigned(body[n])[0]), first)
 
 
+@lru_cache(maxsize=4096)
+def _code(node: cst.CSTNode) -> str:
+    """The text of a node. Nodes are never changed in place, and edits share those that they do not touch."""
+    return cst.Module([]).code_for_node(node).strip()
+
+
+@lru_cache(maxsize=4096)
 def _plain(code: str) -> str:
     """Code without comments and formatting of its own, so that equal functions are equal text."""
     return ast.unparse(ast.parse(code))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
@@ -128,7 +127,10 @@ class _Search:
             if a.id in self.sources
             and (a.id == self.request.incumbent or (a.mean is not None and a.outcome not in FAILED))
         ]  # fmt: skip
-        parents = [Measured(a, self.sources[a.id], _evidence(a, self.request.brief.tools)) for a in measured]
+        parents = [
+            Measured(a, self.sources[a.id], _evidence(a, self.sources[a.id], self.request.brief.tools))
+            for a in measured
+        ]
         return sorted(parents, key=lambda p: (-p.mean, p.archived.calls, p.archived.tokens, p.archived.id))
 
     def _draw(self, parents: Sequence[Measured], slot: int) -> Proposal | None:
@@ -210,7 +212,7 @@ class _Search:
 
     def _crossed(self, parents: Sequence[Measured]) -> Proposal | None:
         """One kind of thing of another harness, put into the better one."""
-        better, other = parents[0], self.random.choice(parents[1:4])
+        better, other = parents[0], self.random.choice([p for p in parents[1:4] if p.mean >= WEAK])
         kind = self.random.choice(list(KINDS))
         source = cross(self.kit, better.source, other.source, kind)
         if source is None or not self._allowed(better.source, source):
@@ -250,10 +252,10 @@ def _read(text: str) -> Source | None:
         return None
 
 
-def _evidence(archived: Archived, tools: Mapping[str, str]) -> Evidence:
+def _evidence(archived: Archived, source: Source, tools: Mapping[str, str]) -> Evidence:
     """What the episodes that a proposer is shown say of a harness."""
     valid = [e for e in archived.episodes if e.verdict != "invalid"]
-    unshown = 0.0 if re.search(r"^EXAMPLES = (?!\[\])", archived.source, re.MULTILINE) else 1.0
+    unshown = float(source.constants().get("EXAMPLES") == [])
     unused = frozenset(tool for tool in tools if f"tools.{tool}" not in archived.source)
     if not valid:
         return Evidence(none=1.0, wrong=1.0, unshown=unshown, unused=unused)
@@ -274,7 +276,7 @@ def _evidence(archived: Archived, tools: Mapping[str, str]) -> Evidence:
 
 
 def _refused(episode: ArchivedEpisode) -> bool:
-    return any(use.result.lower().startswith(("error", "toolerror", "refused")) for use in episode.tools)
+    return any(use.result.lower().startswith("toolerror") for use in episode.tools)
 
 
 def _what_pays(archive: Sequence[Archived], sources: Mapping[str, Source]) -> dict[str, float]:

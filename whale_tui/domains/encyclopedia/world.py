@@ -100,7 +100,7 @@ RELATIONS: dict[str, Relation] = {
 }  # fmt: skip
 
 PLAIN: dict[str, tuple[str, ...]] = {
-    "trade": ("baker", "tailor", "printer", "sailor", "doctor", "merchant", "teacher", "lawyer", "soldier", "painter", "carpenter", "singer"),
+    "trade": ("baker", "tailor", "printer", "sailor", "doctor", "merchant", "gardener", "lawyer", "soldier", "painter", "carpenter", "singer"),
     "river": ("Amber River", "Crane River", "Otter River", "Stone River", "Willow River", "Salmon River", "Moss River", "Heron River"),
     "goods": ("salt", "wool", "glass", "silk", "copper", "timber", "paper", "clay", "iron", "stone", "silver", "wax", "leather", "marble", "brass", "straw"),
     "field": ("music", "medicine", "law", "botany", "history", "geometry", "astronomy", "painting", "chemistry", "sailing"),
