@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.tiny import tiny_model
-from whale_tui.policy import loss
+from whale_tui.policy import loss, trie
 from whale_tui.policy.protocol import TrainRequest, TrainSample
 from whale_tui.policy.trainer import Interrupted, Trainer
 
@@ -194,3 +194,39 @@ def test_gradient_is_clipped_to_one(folder):
     done = trainer.train(request, lambda: False, lambda text: None)
     assert done.grad_norms[0] > 1.0
     assert steps[0] == pytest.approx(1.0, abs=1e-3)
+
+
+SHAPES = {
+    "header and branches": [TrainSample([1, 2, 3, 4, 10 + i], [5 + i % 3, 6, END]) for i in range(7)],
+    "one path": [TrainSample([1, 2, 3], [4, 5, END]), TrainSample([1, 2, 3], [4])],
+    "nothing shared": [TrainSample([20 + i, 3], [4, END]) for i in range(5)],
+    "one long branch": [TrainSample([1, 2, 9], [3] * 60)] + [TrainSample([1, 2, 30 + i], [4]) for i in range(9)],
+    "a branch off the trunk's end": [
+        TrainSample([1, 2], [3]),
+        TrainSample([1, 2], [3, END]),
+        TrainSample([1, 2, 3], [7]),
+    ],
+    "a single token": [TrainSample([1], [END])],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_in_parts_is_attention_over_the_mask(shape):
+    (pack,) = loss.packs(SHAPES[shape], 10_000)
+    nodes = len(pack.ids)
+    q, k, v = (
+        torch.randn(heads, nodes, 8, generator=torch.Generator().manual_seed(heads), requires_grad=True)
+        for heads in (6, 2, 2)
+    )
+    parts = trie.Layout(pack, CPU, torch.float32).attend(q, k, v, 0.3)
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        q, k.repeat_interleave(3, 0), v.repeat_interleave(3, 0), attn_mask=pack.mask(CPU)[0], scale=0.3
+    )
+    assert torch.allclose(parts, whole, atol=1e-5)
+    weight = torch.randn(parts.shape, generator=torch.Generator().manual_seed(9))
+    for a, b in zip(
+        torch.autograd.grad((parts * weight).sum(), (q, k, v)),
+        torch.autograd.grad((whole * weight).sum(), (q, k, v)),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, atol=1e-5)

@@ -295,8 +295,8 @@ class FastSampler:
 class Deck:
     """The rows in flight and their buffers.
 
-    Rows stand in blocks of equal size, sorted by stem; the rows of a block are samples of one prompt and share a copy of
-    its own keys and values. Where a prompt's rows do not fill its last block, finished copies of them do: a regular
+    Rows stand in blocks of equal size, sorted by stem; the rows of a block are samples of one prompt and share a copy
+    of its own keys and values. Where a prompt's rows do not fill its last block, finished copies of them do: a regular
     grid costs less than gathering. Per layer: own [blocks, kv heads, own, d], padded on the right; tails
     [rows, kv heads, tail, d], padded on the left, so that a step writes one column of them.
     """

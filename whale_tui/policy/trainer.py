@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whale_tui.policy import loss
+from whale_tui.policy import loss, trie
 from whale_tui.policy.protocol import Trained, TrainRequest, TrainSample
 
 CLIP = 1.0
@@ -54,6 +54,9 @@ class Trainer:
         )
         self.model = get_peft_model(base, config).to(device).train()
         self.model.peft_config["default"].base_model_name_or_path = str(folder)
+        if packed:
+            trie.use(base)
+        self._cast_frozen(compute)
         self.device = device
         self.compute = compute
         self.packed = packed
@@ -62,6 +65,14 @@ class Trainer:
         self.trained_parameters = sum(p.numel() for p in self.parameters.values())
         self._initial = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._new_optimizer()
+
+    def _cast_frozen(self, compute: torch.dtype) -> None:
+        """Hold frozen matrices in the dtype that autocast would cast them to anew in every forward: the same
+        products.
+        """
+        for module in self.model.modules():
+            if hasattr(module, "lora_A"):
+                module.base_layer.weight.data = module.base_layer.weight.data.to(compute)
 
     # ------------------------------------------------------------------------------------------------------ training
 
@@ -113,8 +124,8 @@ class Trainer:
                 hidden = base.model(
                     input_ids=self._column(pack.ids),
                     position_ids=self._column(pack.positions),
-                    attention_mask=pack.mask(self.device),
                     use_cache=False,
+                    trie_layout=trie.Layout(pack, self.device, self.compute),
                 ).last_hidden_state[0]
                 logits = base.lm_head(hidden[torch.tensor(rows, device=self.device)])
             yield loss.trie_loss(logits.float().log_softmax(-1), pack, rows, tokens)

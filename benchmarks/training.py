@@ -1,0 +1,128 @@
+"""One weight update of the embedded engine beside the same update on padded rows of 8, on the same samples, in one go.
+
+    python -m benchmarks.training [SHAPE ...] [--model NAME] [--dtype bfloat16] [--tasks 24] [--samples 8] [--check]
+
+Shapes: repeats (an accepted set as it really is: most samples of a task end in the same few words), distinct (no two
+outputs alike). `--check` compares the gradients of both in fp32. The floor is the matrix products of the distinct
+tokens, forward and back to the adapters, at this machine's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.sampling import header, measure, question
+from whale_tui.policy import loss
+from whale_tui.policy.chat import ChatTokenizer
+from whale_tui.policy.held import pick_dtype
+from whale_tui.policy.protocol import TrainSample
+from whale_tui.policy.source import EMBEDDED, resolve
+from whale_tui.policy.trainer import Trainer, peak_bytes
+
+
+def accepted(chat: ChatTokenizer, tasks: int, samples: int, *, repeats: bool) -> list[TrainSample]:
+    """Samples of `tasks` prompts under one header of two demonstrations."""
+    rng = random.Random(1)
+    head = header(rng, 2)
+    made = []
+    for _ in range(tasks):
+        prompt = chat.render([*head, {"role": "user", "content": question(rng)}])
+        answers = [rng.choice(["Port Ellery", "Tamber Vale", "Upper Quill"]) for _ in range(2)]
+        for number in range(samples):
+            text = answers[number == 0]
+            if not repeats:
+                text = f"{text}, as {rng.randint(100, 999)} {rng.choice(['say', 'hold', 'write', 'find'])}"
+            made.append(TrainSample(prompt, [*chat.encode(text), chat.stop_ids[0]]))
+    return made
+
+
+def timed(trainer: Trainer, minibatches: list[list[TrainSample]], *, packed: bool) -> float:
+    trainer.packed = packed
+    started = time.perf_counter()
+    for minibatch in minibatches:
+        trainer.gradient(minibatch)
+        trainer.optimizer.zero_grad(set_to_none=True)
+    return time.perf_counter() - started
+
+
+def largest_difference(trainer: Trainer, minibatch: list[TrainSample]) -> float:
+    """Largest difference of a gradient's entry between both computations, over the largest entry."""
+    grads = []
+    with torch.no_grad():  # a new adapter's B is 0 and hides half of the gradient
+        for p in trainer.parameters.values():
+            p.add_(0.01 * torch.randn_like(p))
+    for packed in (True, False):
+        trainer.packed = packed
+        trainer.gradient(minibatch)
+        grads.append(torch.cat([p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None]))
+        trainer.optimizer.zero_grad(set_to_none=True)
+    return float((grads[0] - grads[1]).abs().max() / grads[1].abs().max())
+
+
+def floor(trainer: Trainer, minibatches: list[list[TrainSample]], flops: float) -> float:
+    """Seconds: two products a weight (forward, and back to the input) a node, three for the head's rows."""
+    body = sum(p.numel() for name, p in trainer.model.named_parameters() if "base_layer" in name)
+    head = trainer.model.get_base_model().lm_head.weight.numel()
+    work = 0
+    for minibatch in minibatches:
+        for pack in loss.packs(minibatch, 1 << 30):
+            work += 2 * 2 * body * len(pack.ids) + 2 * 2 * head * len(set(pack.nodes))
+    return work / flops
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*")
+    parser.add_argument("--model", default=EMBEDDED)
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--tasks", type=int, default=24)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--tasks-per-step", type=int, default=6)
+    parser.add_argument("--pack-nodes", type=int, default=1024)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--no-peer", action="store_true")
+    options = parser.parse_args()
+
+    folder: Path = resolve(options.model, print)
+    device = torch.device("cpu")
+    dtype = pick_dtype(device) if options.dtype == "auto" else getattr(torch, options.dtype)
+    chat = ChatTokenizer(folder)
+    trainer = Trainer(
+        folder, device, rank=16, alpha=32, seed=0, compute=dtype, packed=True, pack_nodes=options.pack_nodes
+    )
+    x, w = torch.randn(2048, 576).to(dtype), torch.randn(3072, 576).to(dtype)
+    with torch.inference_mode():
+        flops = 2 * 2048 * w.numel() / measure(lambda: torch.nn.functional.linear(x, w))
+    print(f"{folder.name}, {dtype}, {torch.get_num_threads()} threads, {flops / 1e9:.0f} GFLOPS")
+    columns = ["samples", "tokens", "nodes", "ours s", "floor s", "padded s", "ratio", "peak GB"]
+    print(f"{'shape':10} " + " ".join(f"{column:>9}" for column in columns))
+    for name in options.shapes or ["repeats", "distinct"]:
+        samples = accepted(chat, options.tasks, options.samples, repeats=name == "repeats")
+        size = options.tasks_per_step * options.samples
+        minibatches = [samples[start : start + size] for start in range(0, len(samples), size)]
+        nodes = sum(len(pack.ids) for minibatch in minibatches for pack in loss.packs(minibatch, options.pack_nodes))
+        tokens = sum(len(s.prompt_ids) + len(s.output_ids) for s in samples)
+        timed(trainer, minibatches[:1], packed=True)
+        ours = timed(trainer, minibatches, packed=True)
+        figures = [len(samples), tokens, nodes, ours, floor(trainer, minibatches, flops)]
+        peak = peak_bytes(device) / 1e9
+        if not options.no_peer:
+            padded = timed(trainer, minibatches, packed=False)
+            figures += [padded, padded / ours]
+        figures.append(peak)
+        print(f"{name:10} " + " ".join(f"{f:9.2f}" if isinstance(f, float) else f"{f:9}" for f in figures), flush=True)
+        if options.check:
+            trainer.compute = torch.float32
+            print(
+                f"  gradients in fp32 differ by {largest_difference(trainer, minibatches[0][::4]):.1e} of the largest"
+            )
+            trainer.compute = dtype
+
+
+if __name__ == "__main__":
+    main()
