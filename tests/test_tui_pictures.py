@@ -16,7 +16,7 @@ import pytest
 from tests.scripted import ScriptedClient, write_run
 from tests.test_tui_app import Stage
 from whale_tui.service.protocol import Activity
-from whale_tui.tui import plain
+from whale_tui.tui import code, plain
 from whale_tui.tui.app import WhaleApp
 from whale_tui.tui.session import Services
 
@@ -36,6 +36,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("theme", ["whale-dark", "ansi-dark"])
 @pytest.mark.parametrize("size", [(80, 24), (120, 36)])
 async def test_the_run_page_looks_as_it_did(tmp_path: Path, theme: str, size: tuple[int, int]) -> None:
+    code.warm()
     script = write_run(tmp_path / "first-light", until="waiting")
     client = ScriptedClient(script)
     client.activity = Activity(doing="waiting for a person", detail="h0009, h0010")

@@ -200,6 +200,16 @@ def test_a_source_with_escapes_is_shown_without_offsets_going_wrong() -> None:
     assert "+" in rows[1].plain
 
 
+def test_colours_come_with_the_lexer_and_say_what_is_what() -> None:
+    code.warm()
+    (row,) = code.highlighted("def run(x): return 'tin'  # why", Look())
+    styles = {row.plain[span.start : span.end]: span.style for span in row.spans}
+    assert styles["run"] == ROLES["code-function"]
+    assert styles["return"] == ROLES["code-keyword"]
+    assert styles["# why"] == ROLES["code-comment"]
+    assert "tin" in "".join(text for text, style in styles.items() if style == ROLES["code-string"])
+
+
 def test_changed_lines_are_marked_by_a_sign_too() -> None:
     rows = code.source_lines("a = 1\nb = 2", {2}, Look(glyphs=ASCII))
     assert "+" not in rows[0].plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from whale_tui import records as r
 from whale_tui.journal import JournalError
 from whale_tui.records import Settings
 from whale_tui.rundir import RunDir, RunDirError
-from whale_tui.tui import edit, keep, plain, themes
+from whale_tui.tui import code, edit, keep, plain, themes
 from whale_tui.tui.actions import BY_ID, Action, available, show_key
 from whale_tui.tui.dialogs import GRACE, Ask, Confirm, Jump, Pick
 from whale_tui.tui.look import ASCII, UNICODE, Look
@@ -161,9 +162,20 @@ class WhaleApp(App[str]):
             session.read_events()
             self._tell_of_others(session)
             view = View(session, page.candidate, trouble=self.trouble or session.trouble)
-            if session.state.seq:
-                self.painted += 1
         page.offer(view)
+        if session is not None and session.state.seq:
+            self.painted += 1
+            if self.painted == 1:
+                self.call_after_refresh(self._settle)
+
+    @work
+    async def _settle(self) -> None:
+        """What the first screen could do without."""
+        gc.enable()
+        gc.freeze()  # what has been loaded stays: no collection needs to look at it again
+        if not code.is_warm():
+            await asyncio.to_thread(code.warm)
+            self.paint()
 
     def _tell_of_others(self, session: Session) -> None:
         """A command that another terminal sent shows here too, with who sent it."""
@@ -564,6 +576,7 @@ def _number(text: str) -> int | float | str:
 
 def run_app(rundir: Path | None, *, ascii: bool, mouse: bool, theme: str | None, who: str) -> int:
     """Open the application on a run, or on Home, until the person leaves. Returns the exit status."""
+    gc.disable()  # until the first screen is there
     guard = Guard()
     app = WhaleApp(
         real_services(who), who=who, rundir=RunDir(rundir) if rundir is not None else None, ascii=ascii, theme=theme,

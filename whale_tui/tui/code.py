@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from pygments.lexers.python import PythonLexer
-from pygments.token import Token
 from textual.content import Content, Span
 
 from whale_tui.harness import diffs
 from whale_tui.tui.look import Look
 from whale_tui.tui.plain import cut, fit, line, plain_lines
 
-_ROLES = (
-    (Token.Comment, "code-comment"),
-    (Token.Literal.String, "code-string"),
-    (Token.Literal.Number, "code-number"),
-    (Token.Keyword, "code-keyword"),
-    (Token.Operator.Word, "code-keyword"),
-    (Token.Name.Builtin, "code-builtin"),
-    (Token.Name.Function, "code-function"),
-    (Token.Name.Class, "code-function"),
-    (Token.Name.Decorator, "code-builtin"),
-)
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+
+_ROLES = {
+    "Comment": "code-comment",
+    "Literal.String": "code-string",
+    "Literal.Number": "code-number",
+    "Keyword": "code-keyword",
+    "Operator.Word": "code-keyword",
+    "Name.Builtin": "code-builtin",
+    "Name.Function": "code-function",
+    "Name.Class": "code-function",
+    "Name.Decorator": "code-builtin",
+}
+"""Pygments token -> role, for it and all below it."""
 _MOST_HIGHLIGHTED = 200_000
 """Characters above which a source is shown without colours: nothing that long was written to be read."""
+
+
+_lexer: list[Lexer] = []
+
+
+def warm() -> None:
+    """Load the lexer and its tables. Until then sources have no colours, so that the first screen is quick."""
+    from pygments.lexers.python import PythonLexer
+
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    list(lexer.get_tokens("def run(task): return 'x'\n"))
+    _lexer.append(lexer)
+
+
+def is_warm() -> bool:
+    return bool(_lexer)
+
+
+@lru_cache(maxsize=512)
+def _role(kind: tuple[str, ...]) -> str:
+    return next((_ROLES[name] for n in range(len(kind), 0, -1) if (name := ".".join(kind[:n])) in _ROLES), "")
 
 
 @lru_cache(maxsize=64)
@@ -32,9 +56,8 @@ def _tokens(source: str) -> tuple[tuple[tuple[int, int, str], ...], ...]:
     """By line: (start, end, role) of what is highlighted."""
     lines: list[list[tuple[int, int, str]]] = [[]]
     column = 0
-    lexer = PythonLexer(stripnl=False, ensurenl=False)
-    for kind, text in lexer.get_tokens(source) if len(source) <= _MOST_HIGHLIGHTED else ():
-        role = next((role for token, role in _ROLES if kind in token), "")
+    for kind, text in _lexer[0].get_tokens(source) if len(source) <= _MOST_HIGHLIGHTED else ():
+        role = _role(tuple(kind))
         for number, piece in enumerate(text.split("\n")):
             if number:
                 lines.append([])
@@ -48,7 +71,9 @@ def _tokens(source: str) -> tuple[tuple[tuple[int, int, str], ...], ...]:
 def highlighted(source: str, look: Look) -> list[Content]:
     """The lines of a source, each a content of its own."""
     shown = plain_lines(source)
-    if any(shown_line != source_line for shown_line, source_line in zip(shown, source.split("\n"), strict=False)):
+    if not _lexer or any(
+        shown_line != source_line for shown_line, source_line in zip(shown, source.split("\n"), strict=False)
+    ):
         return [line(text) for text in shown]  # made visible or cut: offsets of the tokens no longer hold
     tokens = _tokens(source)
     return [

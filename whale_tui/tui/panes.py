@@ -391,13 +391,13 @@ class Harness(Pane):
 
     def snapshot(self, view: View) -> Any:
         s = view.state
-        self.session = view.session
+        self.session, coloured = view.session, code.is_warm()
         if view.diff and view.candidate in s.harnesses:
             c = s.harnesses[view.candidate]
-            return ("diff", c.id, c.parent or "h0000", view.beside, card_of(s, c))
+            return ("diff", c.id, c.parent or "h0000", view.beside, card_of(s, c), coloured)
         previous = s.accepted[-2] if len(s.accepted) > 1 and s.accepted[-1] == s.harness else ""
         parent = previous or (s.harnesses[s.harness].parent if s.harness in s.harnesses else "")
-        return ("source", s.harness, parent, False, ())
+        return ("source", s.harness, parent, False, (), coloured)
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         mode, name, parent, beside, card = snap[:5]

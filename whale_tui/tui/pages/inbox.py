@@ -69,7 +69,16 @@ class Card(Harness):
         if c is None or not c.proposer:
             return ("none", "", "", False, ())
         extra = (told(s, c), read_by_proposer(view.session, s, c), spent(s), s.settings.approval if s.settings else "")
-        return ("diff", c.id, c.parent or "h0000", view.beside, card_of(s, c), extra, c in waiting_for(s))
+        return (
+            "diff",
+            c.id,
+            c.parent or "h0000",
+            view.beside,
+            card_of(s, c),
+            extra,
+            c in waiting_for(s),
+            code.is_warm(),
+        )
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         if snap[0] == "none":
