@@ -70,9 +70,9 @@ class Trainer:
         """Hold frozen matrices in the dtype that autocast would cast them to anew in every forward: the same
         products.
         """
-        for module in self.model.modules():
-            if hasattr(module, "lora_A"):
-                module.base_layer.weight.data = module.base_layer.weight.data.to(compute)
+        for name, parameter in self.model.named_parameters():
+            if name.endswith("base_layer.weight"):
+                parameter.data = parameter.data.to(compute)
 
     # ------------------------------------------------------------------------------------------------------ training
 
