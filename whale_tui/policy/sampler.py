@@ -98,6 +98,7 @@ class FastSampler:
 
     def clear(self) -> None:
         """Forget rows and prefixes."""
+        self._interrupted: Callable[[], bool] = lambda: False
         self._waiting: list[Row] = []
         self._held = 0
         self._deck = Deck(self.model)
@@ -110,6 +111,7 @@ class FastSampler:
     def advance(self, interrupted: Callable[[], bool]) -> list[tuple[int, Sampled]]:
         """Finished rows, in the order of their requests; none where nothing is left to sample."""
         finished: list[Row] = []
+        self._interrupted = interrupted
         while not finished and (self._waiting or self._deck.alive):
             if interrupted():
                 raise Interrupted
@@ -222,6 +224,8 @@ class FastSampler:
         """One forward over the unknown tokens of prompts on one stem, packed without padding except inside
         attention.
         """
+        if self._interrupted():  # a second or more of work on two cores: a person who drops it should not wait for all
+            raise Interrupted
         device = self.model.device
         begin = len(stem.ids) if stem else 0
         fresh_ids: list[int] = []
