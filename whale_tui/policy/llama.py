@@ -7,6 +7,7 @@ is merged into them in place, each time from the fp32 base in the model's files,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -60,6 +61,9 @@ class Llama:
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in self._files
         self.head = self.embedding if tied else self._base("lm_head.weight").to(device, dtype)
         self.norm = self._base("model.norm.weight").to(device)
+        self._kept: dict[str, Tensor] = {}
+        self._shapes = {name.split(".", 3)[3]: shape for name, shape in self.linears().items()}
+        self._keep_base()
         self.layers = [self._layer(i) for i in range(self.depth)]
         self._frequencies, self._rope_scale = _rope(config, folder, self.head_dim)
         self._rope_table(1024)
@@ -97,7 +101,7 @@ class Llama:
 
     def base(self, module: str) -> Tensor:
         """A module's weight as the model's files have it: fp32 [out, in], on the CPU."""
-        return self._base(f"{module}.weight")
+        return self._kept[module] if module in self._kept else self._base(f"{module}.weight")
 
     def served(self, module: str) -> Tensor:
         """A module's weight as it is computed with, as fp32 on the CPU."""
@@ -107,17 +111,18 @@ class Llama:
         _, _, number, name = module.split(".", 3)
         for fused, parts in FUSED.items():
             if name in parts:
-                sizes = [self.linears_of(part)[1] for part in parts]
+                sizes = [self._shapes[part][1] for part in parts]
                 start = sum(sizes[: parts.index(name)])
                 return getattr(self.layers[int(number)], fused)[start : start + sizes[parts.index(name)]]
         raise KeyError(module)
 
-    def linears_of(self, name: str) -> tuple[int, int]:
-        return self._shapes[name]
+    def _keep_base(self) -> None:
+        """Hold the fp32 base in memory where it is small beside it: a merge must not wait for a disk."""
+        size = 4 * sum(a * b for a, b in self.linears().values())
+        if size < memory_bytes(torch.device("cpu")) / 8:
+            self._kept = {module: self._base(f"{module}.weight").clone() for module in self.linears()}
 
     def _layer(self, i: int) -> Layer:
-        if i == 0:
-            self._shapes = {k.split(".", 3)[3]: v for k, v in self.linears().items()}
         layer, prefix = Layer(), f"model.layers.{i}."
         for fused, parts in FUSED.items():
             matrix = torch.cat([self.base(prefix + part).to(self.device, self.dtype) for part in parts])
@@ -229,6 +234,13 @@ def _rope(config: dict, folder: Path, head_dim: int) -> tuple[Tensor, float]:
 
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](AutoConfig.from_pretrained(folder), torch.device("cpu"))
     return frequencies.float(), float(scale)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of the machine, or what is free of the GPU's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class _Files:

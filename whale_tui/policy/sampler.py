@@ -7,7 +7,6 @@ merged exactly.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from whale_tui.policy.attention import attend, merge
 from whale_tui.policy.draw import Drawer
-from whale_tui.policy.llama import Llama
+from whale_tui.policy.llama import Llama, memory_bytes
 from whale_tui.policy.prefixes import Prefixes, choose_stems, new_tokens
 from whale_tui.policy.protocol import Sampled
 from whale_tui.policy.rows import Row, Stops
@@ -79,10 +78,10 @@ class FastSampler:
         self.linears = self.model.linears()
         self._stops = stops
         self._max_rows = max_rows
-        memory = _memory(device)
+        memory = memory_bytes(device)
         m = self.model
-        self._prefixes = Prefixes(m.depth, m.kv_heads, m.head_dim, device, dtype, memory // 8)
-        self._budget = memory // 4 // self._prefixes.token_bytes
+        self._prefixes = Prefixes(m.depth, m.kv_heads, m.head_dim, device, dtype, memory // 16)
+        self._budget = memory // 8 // self._prefixes.token_bytes
         self.clear()
 
     def load(self, deltas: Mapping[str, Callable[[], Tensor]]) -> None:
@@ -560,10 +559,3 @@ def _by_head(x: Tensor) -> Tensor:
 
 def _drawer(rows: Sequence[Row], model: Llama) -> Drawer:
     return Drawer([r.request.sampling for r in rows], [r.request.seed for r in rows], model.vocabulary, model.device)
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes of memory, of which keys and values may take a part."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
