@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
+import random
 import re
 import sys
 from fractions import Fraction
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_tui.domains import arithmetic, base, encyclopedia
+from whale_tui.domains.arithmetic import problems
 from whale_tui.domains.arithmetic.calculator import MAX_VALUE, calculate
 from whale_tui.domains.arithmetic.problems import TEMPLATES
 from whale_tui.domains.encyclopedia.world import PLAIN, RELATIONS
@@ -291,6 +293,12 @@ def test_sizes_can_be_asked_for() -> None:
     for name in NAMES:
         domain = base.load(name, {"weight": 24, "harness": 8, "test": 16})
         assert [len(domain.tasks(split)) for split in SPLITS] == [24, 8, 16]
+
+
+def test_more_problems_than_there_are_is_said_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "TEMPLATES", problems.TEMPLATES[9:10])
+    with pytest.raises(ValueError, match=r"give [0-9]+ different problems"):
+        problems.draw(random.Random(0), 4000, set())
 
 
 OWN = """

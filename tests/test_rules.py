@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import itertools
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -357,6 +358,20 @@ def test_edits_answer_to_what_the_episodes_show(
     archive, source = measured("arithmetic", episodes=shown)
     calm, _ = measured("arithmetic", episodes=other)
     assert share("arithmetic", archive, source, kind) > 1.3 * share("arithmetic", calm, source, kind)
+
+
+def test_a_domain_s_own_sign_is_mended_by_its_own_edit() -> None:
+    """Passages that the harness cuts, seen in the record of its searches, bring longer ones."""
+    long, short = ([ended("x")] * 6 + [ended("y", "accept")] * 4 for _ in range(2))
+    for episodes, length in ((long, 200), (short, 60)):
+        for e in episodes:
+            e.tools = [ToolUse("search", "'?'", json.dumps([{"title": "A", "text": "x" * length}]), 0.0, 0)]
+    cut, source = measured("encyclopedia", episodes=long)
+    whole, _ = measured("encyclopedia", episodes=short)
+    more = share("encyclopedia", cut, source, "search")
+    assert more > 1.3 * share("encyclopedia", whole, source, "search")
+    said = [p.hypothesis for seed in range(8) for p in propose("encyclopedia", cut, seed=seed)]
+    assert any("read a passage that was cut short" in hypothesis for hypothesis in said)
 
 
 def test_what_paid_before_is_tried_more_and_what_cost_less() -> None:

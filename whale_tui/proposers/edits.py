@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 import libcst as cst
-from msgspec import Struct
+from msgspec import Struct, field
 
-from whale_tui.records import Brief, Demonstration
+from whale_tui.records import ArchivedEpisode, Brief, Demonstration
 
 KINDS: dict[str, frozenset[str]] = {
     "format": frozenset({"TURN", "parse"}),
@@ -116,7 +116,7 @@ class Format(Struct, frozen=True):
 
 
 class Edit(Struct, frozen=True):
-    """One change. `cures` names the share of episodes (Evidence) that it is meant to lower."""
+    """One change. `cures` names the share of episodes (Evidence, or a Sign of the domain) that it is to lower."""
 
     kind: str
     words: str
@@ -132,8 +132,17 @@ def _default_fields(shown: Demonstration, constants: Mapping[str, Any]) -> dict[
     return {**{key: str(value) for key, value in shown.task.items()}, "answer": shown.answer}
 
 
+class Sign(Struct, frozen=True):
+    """Something of the domain's own that an episode may show and an edit may mend (Edit.cures names it)."""
+
+    words: str
+    """Completes "40% of h0003's episodes ...", e.g. "read a passage that was cut"."""
+    shows: Callable[[ArchivedEpisode, Mapping[str, Any]], bool]
+    """Whether an episode shows it, from its record and the harness's constants."""
+
+
 class DomainRules(Struct, frozen=True):
-    """What a domain adds: its formats, its own edits, wordings for SYSTEM, and the fields of an example.
+    """What a domain adds: its formats, its own edits and signs, wordings for SYSTEM, and the fields of an example.
 
     `fields` gives the values for TURN and for a format's `shown` from a demonstration and the harness's constants.
     """
@@ -141,6 +150,7 @@ class DomainRules(Struct, frozen=True):
     formats: tuple[Format, ...] = ()
     systems: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
+    signs: Mapping[str, Sign] = field(default_factory=dict)
     fields: Callable[[Demonstration, Mapping[str, Any]], dict[str, str]] = _default_fields
 
 
@@ -299,7 +309,7 @@ def _to_wording(number: int) -> Callable[[Source, Kit], Source | None]:
 
 def _example_edits(kit: Kit) -> list[Edit]:
     """One to four demonstrations, each number from up to three places of the brief; and none at all."""
-    usual = {1: 1.0, 2: 2.0, 3: 3.0, 4: 2.0}
+    usual = {1: 0.5, 2: 2.0, 3: 3.0, 4: 2.0}
     count = len(kit.brief.demonstrations)
     edits = [Edit("examples", "no examples", _to_constants(EXAMPLES=[]), "cost", 0.3)]
     for n, weight in usual.items():

@@ -66,6 +66,8 @@ class Evidence(Struct, frozen=True):
     """1 where the harness shows no example."""
     unused: frozenset[str] = frozenset()
     """Tools of the brief that the code never calls."""
+    signs: dict[str, float] = {}
+    """Shares of the domain's own signs."""
 
 
 class Measured(Struct):
@@ -127,10 +129,7 @@ class _Search:
             if a.id in self.sources
             and (a.id == self.request.incumbent or (a.mean is not None and a.outcome not in FAILED))
         ]  # fmt: skip
-        parents = [
-            Measured(a, self.sources[a.id], _evidence(a, self.sources[a.id], self.request.brief.tools))
-            for a in measured
-        ]
+        parents = [Measured(a, self.sources[a.id], _evidence(a, self.sources[a.id], self.kit)) for a in measured]
         return sorted(parents, key=lambda p: (-p.mean, p.archived.calls, p.archived.tokens, p.archived.id))
 
     def _draw(self, parents: Sequence[Measured], slot: int) -> Proposal | None:
@@ -149,7 +148,7 @@ class _Search:
 
     def _plan(self, parent: Measured) -> list[Edit]:
         """Edits of different kinds: two or three for a harness that gets nothing right, else mostly one."""
-        size = self.random.choice((2, 2, 3)) if parent.mean < WEAK else self.random.choice((1, 1, 2))
+        size = self.random.choice((2, 3, 3)) if parent.mean < WEAK else self.random.choice((1, 1, 2))
         by_kind = dict(self._applicable(parent))
         plan: list[Edit] = []
         while by_kind and len(plan) < size:
@@ -192,7 +191,7 @@ class _Search:
             return max(evidence.none, evidence.refused)
         if edit.cures == "cost":
             return evidence.accepted**2
-        return float(getattr(evidence, edit.cures))
+        return evidence.signs.get(edit.cures, getattr(evidence, edit.cures, 0.0))
 
     def _choose(self, weights: Mapping[Key, float]) -> Key:
         return self.random.choices(list(weights), list(weights.values()))[0]
@@ -207,7 +206,7 @@ class _Search:
         if not plan or source is None or not self._allowed(parent.source, source):
             return None
         self.used += [edit.words for edit in plan]
-        hypothesis = f"{_join([edit.words for edit in plan])}: {_why(plan, parent)}"
+        hypothesis = f"{_join([edit.words for edit in plan])}: {_why(plan, parent, self.kit)}"
         return Proposal(source.text, parent.archived.id, hypothesis[0].upper() + hypothesis[1:])
 
     def _crossed(self, parents: Sequence[Measured]) -> Proposal | None:
@@ -252,11 +251,12 @@ def _read(text: str) -> Source | None:
         return None
 
 
-def _evidence(archived: Archived, source: Source, tools: Mapping[str, str]) -> Evidence:
+def _evidence(archived: Archived, source: Source, kit: Kit) -> Evidence:
     """What the episodes that a proposer is shown say of a harness."""
     valid = [e for e in archived.episodes if e.verdict != "invalid"]
-    unshown = float(source.constants().get("EXAMPLES") == [])
-    unused = frozenset(tool for tool in tools if f"tools.{tool}" not in archived.source)
+    constants = source.constants()
+    unshown = float(constants.get("EXAMPLES") == [])
+    unused = frozenset(tool for tool in kit.brief.tools if f"tools.{tool}" not in archived.source)
     if not valid:
         return Evidence(none=1.0, wrong=1.0, unshown=unshown, unused=unused)
 
@@ -272,6 +272,7 @@ def _evidence(archived: Archived, source: Source, tools: Mapping[str, str]) -> E
         wrong=share([e for e in rejected if e.answer.strip()]),
         unshown=unshown,
         unused=unused,
+        signs={name: share([e for e in valid if sign.shows(e, constants)]) for name, sign in kit.rules.signs.items()},
     )
 
 
@@ -326,7 +327,7 @@ def _named(reason: str) -> frozenset[str]:
 # ----------------------------------------------------------------------------------------------------------- in words
 
 
-def _why(plan: Sequence[Edit], parent: Measured) -> str:
+def _why(plan: Sequence[Edit], parent: Measured, kit: Kit) -> str:
     """What the edits are meant to mend, from the worst share of the parent's episodes."""
     name, evidence = parent.archived.id, parent.evidence
     shares = {
@@ -336,7 +337,9 @@ def _why(plan: Sequence[Edit], parent: Measured) -> str:
         "unshown": (0.5 * evidence.unshown, f"{name} shows no example"),
         "cost": (0.3 * evidence.accepted, f"{name} accepts {evidence.accepted:.0%} and may do so with less"),
     }
-    share, words = max(shares[edit.cures] for edit in plan)
+    for sign, of in evidence.signs.items():
+        shares[sign] = (0.9 * of, f"{of:.0%} of {name}'s episodes {kit.rules.signs[sign].words}")
+    share, words = max(shares.get(edit.cures, (0.0, "")) for edit in plan)
     return words if share else f"{name} accepts {parent.mean:.0%} and this has not been tried on it"
 
 

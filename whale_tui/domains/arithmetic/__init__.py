@@ -12,11 +12,11 @@ from msgspec import Meta, Struct
 
 from whale_tui.domains.arithmetic.calculator import calculate
 from whale_tui.domains.arithmetic.edits import RULES
-from whale_tui.domains.arithmetic.problems import TEMPLATES, Problem, problems
-from whale_tui.domains.base import Tool, read_brief, read_h0
+from whale_tui.domains.arithmetic.problems import TEMPLATES, Problem, different_first, draw
+from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
 from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
 
-Size = Annotated[int, Meta(ge=1, le=20_000)]
+Size = Annotated[int, Meta(ge=1)]
 
 
 class Options(Struct, forbid_unknown_fields=True, frozen=True):
@@ -39,9 +39,12 @@ class Arithmetic:
     def __init__(self, options: Options) -> None:
         taken: set[str] = set()
         rng = random.Random(f"arithmetic {options.seed}")
-        shown = problems(rng, len(TEMPLATES), taken)
+        shown = different_first(draw(rng, len(TEMPLATES), taken))
         sizes: dict[Split, int] = {"test": options.test, "harness": options.harness, "weight": options.weight}
-        self._tasks = {split: [_task(p) for p in problems(rng, size, taken)] for split, size in sizes.items()}
+        try:
+            self._tasks = {split: [_task(p) for p in draw(rng, size, taken)] for split, size in sizes.items()}
+        except ValueError as error:
+            raise DomainError(f"domain.options of arithmetic: {error}; ask for fewer tasks") from error
         self.h0 = read_h0(__file__)
         self.brief = read_brief(
             __file__,

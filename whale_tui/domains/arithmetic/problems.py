@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from fractions import Fraction
 
 from msgspec import Struct
@@ -39,7 +40,7 @@ def _numbers(**ranges: tuple[int, int]) -> dict[str, tuple[int, int]]:
     return ranges
 
 
-SMALL, MEDIUM, LARGE = (2, 12), (11, 60), (40, 400)
+SMALL, MEDIUM, LARGE = (2, 9), (11, 49), (60, 240)
 
 TEMPLATES: tuple[Template, ...] = (
     # one operation
@@ -71,20 +72,51 @@ TEMPLATES: tuple[Template, ...] = (
     Template("{p} has {a} {t}, {q} has {b}, their friend has {c}. They give away {d}. How many {t} are left?", "{a} + {b} + {c} - {d}", _numbers(a=MEDIUM, b=MEDIUM, c=MEDIUM, d=SMALL)),
 )  # fmt: skip
 
+DRAWS = 100
+"""Draws in a row without a new problem after which a template counts as used up."""
+
 _PEOPLE = "Anna Bruno Clara Felix Hugo Leo Rosa Simon Victor Emma Laura Oscar Alice Ruth Ivan Nina Sara Adam Lucas Helen".split()
 _THINGS = "apples books cards coins cups eggs flowers keys lamps nails pens plates shells stamps stones".split()
 
 
-def problems(rng: random.Random, count: int, taken: set[str]) -> list[Problem]:
-    """`count` problems, the templates in turn, none with a key in `taken`; their keys are added to it."""
+def draw(rng: random.Random, count: int, taken: set[str]) -> list[Problem]:
+    """`count` problems, the templates in turn, none with a key in `taken`; their keys are added to it.
+
+    A template that has no more to give is left out of its turn. Raises ValueError when none has.
+    """
     found: list[Problem] = []
+    live = list(range(len(TEMPLATES)))
     while len(found) < count:
-        problem = _problem(rng, len(found) % len(TEMPLATES))
-        if problem is not None and problem.key not in taken:
-            taken.add(problem.key)
-            found.append(problem)
+        for number in list(live):
+            problem = _new(rng, number, taken)
+            if problem is None:
+                live.remove(number)
+            elif len(found) < count:
+                taken.add(problem.key)
+                found.append(problem)
+        if not live:
+            raise ValueError(f"the templates give {len(taken)} different problems, and no more")
     rng.shuffle(found)
     return found
+
+
+def _new(rng: random.Random, number: int, taken: set[str]) -> Problem | None:
+    for _ in range(DRAWS):
+        problem = _problem(rng, number)
+        if problem is not None and problem.key not in taken:
+            return problem
+    return None
+
+
+def different_first(found: list[Problem]) -> list[Problem]:
+    """One problem of each shape of expression, the short ones first, then a second of each: few of them show much."""
+    seen: Counter[str] = Counter()
+    places = {}
+    for problem in sorted(found, key=lambda p: p.key):
+        signs = "".join(sign for sign in problem.expression if sign in "+-*/")
+        places[problem.key] = (seen[signs], len(signs), problem.key)
+        seen[signs] += 1
+    return sorted(found, key=lambda p: places[p.key])
 
 
 def _problem(rng: random.Random, number: int) -> Problem | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from whale_tui.proposers.edits import DomainRules, Edit, Format, set_constants, set_function
-from whale_tui.records import Demonstration
+import msgspec
+
+from whale_tui.proposers.edits import DomainRules, Edit, Format, Sign, set_constants, set_function
+from whale_tui.records import ArchivedEpisode, Demonstration
 
 TAGS = Format(
     words="the answer in tags",
@@ -68,6 +70,19 @@ def _fields(shown: Demonstration, constants: Mapping[str, Any]) -> dict[str, str
     return {"passages": passages, "question": shown.task["question"], "answer": shown.answer}
 
 
+def _cut(episode: ArchivedEpisode, constants: Mapping[str, Any]) -> bool:
+    """Whether a search gave more text than the harness reads of it."""
+    limit = constants.get("PASSAGE_CHARS")
+    for use in episode.tools:
+        try:
+            found = msgspec.json.decode(use.result)
+        except msgspec.DecodeError:  # a refusal, or a record that was cut
+            continue
+        if isinstance(limit, int) and use.name == "search" and found and len(found[0]["text"]) > limit:
+            return True
+    return False
+
+
 RULES = DomainRules(
     formats=(TAGS, LINE, LABEL),
     systems=(
@@ -78,10 +93,14 @@ RULES = DomainRules(
     edits=(
         *(Edit("search", f"the {k} best passages", set_constants(SEARCH_K=k)) for k in (2, 3)),
         Edit("search", "the best passage alone", set_constants(SEARCH_K=1)),
-        *(Edit("search", f"passages of up to {n} characters", set_constants(PASSAGE_CHARS=n)) for n in (80, 200, 400)),
+        *(
+            Edit("search", f"passages of up to {n} characters", set_constants(PASSAGE_CHARS=n), "cut", weight)
+            for n, weight in ((80, 0.1), (200, 1.0), (400, 1.0))
+        ),
         Edit("search", "passages with their titles", set_constants(PASSAGE="{title}: {text}"), weight=0.5),
         Edit("query", "a search for the names alone", set_function(NAMES), weight=0.7),
         Edit("query", "a search for the whole question", set_function(WHOLE), weight=0.7),
     ),
+    signs={"cut": Sign("read a passage that was cut short", _cut)},
     fields=_fields,
 )  # fmt: skip
