@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from whale_tui.domains.base import NoOptions
 from whale_tui.records import Brief, Episode, Split, Task, Verdict
 
 Options = NoOptions
 SIZES: dict[Split, int] = {"weight": 48, "harness": 6, "test": 6}
 
-H0 = '''
+H0 = """
 SYSTEM = "Say a letter."
 EXAMPLES = []
 MAX_TOKENS = 4
@@ -24,7 +23,7 @@ def run(task, model, tools):
     reply = model.chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["ask"]}],
                        max_tokens=MAX_TOKENS)
     return tools.clean(reply.text)
-'''
+"""
 
 
 class Letters:
