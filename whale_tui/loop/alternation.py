@@ -161,7 +161,7 @@ def _following(state: RunState, config: Config) -> tuple[Phase, int, str]:
 def _over(state: RunState, config: Config, settings: Settings, phase: Phase, cycle: int) -> str:
     """Why no further phase starts, or nothing."""
     if config.run.cycles and cycle > config.run.cycles and state.condition != "stagewise":
-        return f"{config.run.cycles} cycles done"
+        return f"{config.run.cycles} cycle{'s' if config.run.cycles > 1 else ''} done"
     if phase == "harness" and len(state.phases) > 1 and all(map(_found_nothing, state.phases[-2:])):
         return "two searches in a row had nothing to evaluate: the proposer has no more ideas"
     need = step_cost(config) if phase == "weight" else iteration_cost(state, config, settings, state.iteration == 0)
