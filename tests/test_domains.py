@@ -73,6 +73,8 @@ def test_arithmetic_splits_share_no_template_with_the_same_numbers(seed: int) ->
     domain = base.load("arithmetic", {"seed": seed})
     shown = {re.sub(r"[^0-9 ]", "", d.tools[0]["args"]["expression"]) for d in domain.brief.demonstrations}
     assert len(shown) == len(TEMPLATES)
+    signs = ["".join(re.findall(r"[-+*/]", d.tools[0]["args"]["expression"])) for d in domain.brief.demonstrations]
+    assert [len(each) for each in signs[:6]] == [2, 1, 3, 2, 1, 3] and len(set(signs[:6])) == 6
     for task in domain.tasks("weight"):
         assert int(task.private["answer"]) > 0
     used = {int(task.key[1:3]) for task in domain.tasks("harness")}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from fractions import Fraction
+from itertools import zip_longest
 
 from msgspec import Struct
 
@@ -109,14 +110,18 @@ def _new(rng: random.Random, number: int, taken: set[str]) -> Problem | None:
 
 
 def different_first(found: list[Problem]) -> list[Problem]:
-    """One problem of each shape of expression, the short ones first, then a second of each: few of them show much."""
+    """Two, one and three operations in turn, each time a shape of expression not yet shown while there is one.
+
+    Few of them show much: a policy that has seen one operation alone writes one operation alone.
+    """
     seen: Counter[str] = Counter()
-    places = {}
+    by_length: dict[int, list[tuple[int, Problem]]] = {2: [], 1: [], 3: []}
     for problem in sorted(found, key=lambda p: p.key):
         signs = "".join(sign for sign in problem.expression if sign in "+-*/")
-        places[problem.key] = (seen[signs], len(signs), problem.key)
+        by_length[len(signs)].append((seen[signs], problem))
         seen[signs] += 1
-    return sorted(found, key=lambda p: places[p.key])
+    queues = [[p for _, p in sorted(group, key=lambda pair: pair[0])] for group in by_length.values()]
+    return [problem for turn in zip_longest(*queues) for problem in turn if problem is not None]
 
 
 def _problem(rng: random.Random, number: int) -> Problem | None:
