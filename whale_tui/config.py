@@ -128,6 +128,20 @@ class Harness(Struct, forbid_unknown_fields=True, kw_only=True):
     """Seconds after which a waiting candidate goes on without a person. 0: wait for ever."""
     while_pinned: Literal["skip", "search-only"] = "skip"
     """What a harness phase does while a harness is pinned."""
+    holdout: Count = 0
+    """Tasks of D_harness set aside: scored beside the others, shown to you, never to a proposer. 0: none."""
+    early_rejection: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Stop evaluating a candidate whose chance to reach the leader falls under this, e.g. 0.05. 0: the paper's rule,
+    every candidate in full."""
+    early_slice: Positive = 32
+    """Tasks between two looks of early rejection."""
+    infra_retries: Count = 2
+    """Times that episodes of an evaluation which the machinery ended run again before they count as invalid."""
+    answer_from_samples: Literal["off", "warn", "strict"] = "off"
+    """Whether an answer must occur in what the policy said: "warn" on the card, "strict" makes the candidate invalid.
+    For domains whose answer is the policy's own words, not a tool's."""
+    strict_leaks: bool = False
+    """Warnings of the leak checks (docs/search.md) make a candidate invalid."""
 
 
 class Schedule(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -14,12 +14,13 @@ from msgspec import Struct, field
 Phase = Literal["weight", "harness"]
 Split = Literal["weight", "harness", "test"]
 Decision = Literal["accept", "reject", "invalid"]
-Purpose = Literal["train", "search", "smoke", "confirm", "look", "test"]
-Outcome = Literal["scored", "accepted", "vetoed", "invalid", "crash", "timeout", "infra"]
+Purpose = Literal["train", "search", "smoke", "confirm", "holdout", "look", "test"]
+Outcome = Literal["scored", "accepted", "vetoed", "rejected", "invalid", "crash", "timeout", "infra"]
+"""Of a candidate. "rejected": stopped in the middle of its evaluation, so that it has no score (loop/early.py)."""
 Condition = Literal["whale", "adaptive", "weight-only", "harness-only", "fst", "stagewise"]
 RunStatus = Literal["new", "running", "paused", "finished", "stopped"]
 
-BUDGETED: tuple[Purpose, ...] = ("train", "search", "smoke", "confirm", "look")
+BUDGETED: tuple[Purpose, ...] = ("train", "search", "smoke", "confirm", "holdout", "look")
 """Purposes that count against `run.budget_episodes`. Tests are measured, not spent: they never influence a decision."""
 
 
@@ -350,6 +351,8 @@ class CandidateScored(Event, tag="candidate_scored"):
     iteration: int
     score: Score
     purpose: Purpose = "search"
+    warnings: list[str] = []
+    """What its episodes showed, for its card and for the next proposal."""
 
 
 class CandidateOutcome(Event, tag="candidate_outcome"):
@@ -360,6 +363,9 @@ class CandidateOutcome(Event, tag="candidate_outcome"):
     batch: Batch | None = None
     """Episodes spent before it failed, so that the ledger misses none."""
     segment: str = ""
+    saved: int = 0
+    """Episodes of a full evaluation that early rejection left out."""
+    warnings: list[str] = []
 
 
 class ProposalsIn(Event, tag="proposals_in"):
@@ -503,6 +509,8 @@ class Archived(Struct):
     calls: int = 0
     tokens: int = 0
     episodes: list[ArchivedEpisode] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What the leak checks say of it (harness/leaks.py)."""
 
 
 class ArchivedEpisode(Struct):

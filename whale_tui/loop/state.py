@@ -51,6 +51,8 @@ class Candidate(Struct):
     """Policy hash -> score on D_harness."""
     confirms: dict[str, Score] = {}
     """Policy hash -> the further episodes of `confirm`."""
+    holdouts: dict[str, Score] = {}
+    """Policy hash -> score on the held-out slice. It decides nothing, and no proposer sees it."""
 
     def mean(self, policy_hash: str) -> float | None:
         """Success rate on D_harness under one policy, search and confirmation pooled."""
@@ -68,6 +70,8 @@ class Spend(Struct):
     output_tokens: int = 0
     seconds: float = 0.0
     dollars: float = 0.0
+    saved: int = 0
+    """Episodes that early rejection left out."""
 
     def add(self, batch: Batch) -> None:
         self.episodes += batch.episodes
@@ -328,14 +332,22 @@ def _candidate_checked(s: RunState, e: r.CandidateChecked) -> None:
 def _candidate_scored(s: RunState, e: r.CandidateScored) -> None:
     candidate = s.harnesses[e.harness]
     _spend(s, e.purpose, e.score.batch)
-    scores = candidate.confirms if e.purpose == "confirm" else candidate.scores
+    scores = {"confirm": candidate.confirms, "holdout": candidate.holdouts}.get(e.purpose, candidate.scores)
     scores[e.score.policy_hash] = e.score
+    candidate.warnings = _with(candidate.warnings, e.warnings)
     candidate.outcome = candidate.outcome or "scored"
+
+
+def _with(known: list[str], more: list[str]) -> list[str]:
+    return [*known, *(text for text in more if text not in known)]
 
 
 def _candidate_outcome(s: RunState, e: r.CandidateOutcome) -> None:
     candidate = s.harnesses[e.harness]
     _spend(s, e.purpose, e.batch)
+    if e.saved:
+        s.ledger.setdefault(f"{s.phase or '-'}/{e.purpose}", Spend()).saved += e.saved
+    candidate.warnings = _with(candidate.warnings, e.warnings)
     if candidate.outcome != "vetoed":  # a person's reason stays, whatever an evaluation in flight comes to
         candidate.outcome, candidate.reason = e.outcome, e.reason
     if e.outcome == "vetoed":
