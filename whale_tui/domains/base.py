@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +22,18 @@ GROUP = "whale_tui.domains"
 """Entry point group: a name -> a module with `build(options) -> Domain` and, where it takes options, `Options`."""
 
 Tool = Callable[..., Any]
-"""A tool runs in the engine, on the host's side. It takes and returns JSON values; ValueError is the harness's to see
-(its text is raised inside the harness as ToolError), any other exception makes the episode `invalid`."""
+"""A tool runs in the engine, on the host's side, plain or `async def`. It takes and returns JSON values; ValueError is
+the harness's to see (its text is raised inside the harness as ToolError), any other exception makes the episode
+`invalid`. A plain one must return at once: while it runs, so does nothing else."""
 
 
 class Domain(Protocol):
-    """Tasks by split, tools, a verifier, h0 and a brief for the proposer."""
+    """Tasks by split, tools, a verifier, h0 and a brief for the proposer.
+
+    A domain may also have, plain or `async def` (see `problems` and `close` below):
+    `report: tables.Report`, what its import read, kept and dropped; `preflight() -> list[str]`, what keeps it from
+    working now, in words, empty where nothing does; `close()`, which ends what it started.
+    """
 
     name: str
     h0: str
@@ -42,8 +49,13 @@ class Domain(Protocol):
         """Fresh tools for one episode; state of an environment lives in them."""
         ...
 
-    def verify(self, task: Task, answer: str, episode: Episode) -> Verdict:
-        """Judge the returned answer (and the environment's state). Raising makes the episode `invalid`."""
+    def verify(self, task: Task, answer: str, episode: Episode) -> Verdict | Awaitable[Verdict]:
+        """Judge the returned answer (and the environment's state). Raising makes the episode `invalid`.
+
+        Where it also takes `sampled` or `tools` by name (with a default), it is given (see `judge`): the text of each
+        call as the policy wrote it, in order, without the end-of-turn token and not cut at a stop string; and the
+        mapping that `tools(task)` returned for this episode, with the state that is in it.
+        """
         ...
 
 
@@ -58,29 +70,78 @@ def names() -> list[str]:
     return built_in + sorted({point.name for point in metadata.entry_points(group=GROUP)} - set(built_in))
 
 
-def load(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Domain:
+def load(
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
+    *,
+    relative_to: Path | None = None,
+) -> Domain:
     """The domain called `name` (built in, or an entry point), or the one in the user's `folder`.
 
-    Its module gives `build(options) -> Domain`, and `Options`, a msgspec struct, where it takes options.
+    Its module gives `build(options) -> Domain`, and `Options`, a msgspec struct, where it takes options. An option of
+    type `Path` starts from `relative_to`, the config's folder (else from the current one).
     Raises DomainError with the nearest name or key and the mend.
     """
     module = _from_folder(name, folder) if folder is not None else _from_name(name)
-    domain: Domain = module.build(read_options(name, options or {}, getattr(module, "Options", NoOptions)))
+    given = read_options(name, options or {}, getattr(module, "Options", NoOptions), relative_to)
+    domain: Domain = module.build(given)
     return domain
+
+
+def absolute(name: str, options: Mapping[str, Any], folder: Path | None, relative_to: Path) -> dict[str, Any]:
+    """The options with every path among them made absolute, so that the config can be kept elsewhere. DomainError."""
+    module = _from_folder(name, folder) if folder is not None else _from_name(name)
+    given = read_options(name, options, getattr(module, "Options", NoOptions), relative_to)
+    whole: dict[str, Any] = msgspec.to_builtins(given, enc_hook=str)
+    return {key: whole.get(key, value) for key, value in options.items()}
+
+
+def judge(
+    domain: Domain, task: Task, answer: str, episode: Episode, *, sampled: Sequence[str], tools: Mapping[str, Tool]
+) -> Verdict | Awaitable[Verdict]:
+    """The domain's verdict: `verify`, with those of `sampled` and `tools` that it takes by name."""
+    taken = inspect.signature(domain.verify).parameters
+    given: dict[str, Any] = {"sampled": sampled, "tools": tools}
+    return domain.verify(task, answer, episode, **{name: value for name, value in given.items() if name in taken})
+
+
+async def problems(domain: Domain) -> list[str]:
+    """What the domain's preflight, where it has one, says keeps it from working now. Empty: nothing does."""
+    found: list[str] = await _called(domain, "preflight") or []
+    return found
+
+
+async def close(domain: Domain) -> None:
+    """End what the domain started, where it started anything."""
+    await _called(domain, "close")
+
+
+async def _called(domain: Domain, name: str) -> Any:
+    method = getattr(domain, name, None)
+    result = method() if callable(method) else None
+    return await result if inspect.isawaitable(result) else result
 
 
 class NoOptions(msgspec.Struct, forbid_unknown_fields=True):
     """A domain without options."""
 
 
-def read_options(name: str, options: Mapping[str, Any], kind: type[Any]) -> Any:
-    """`options` as the struct `kind`. Raises DomainError with the key path, what is wrong and the nearest valid key."""
+def read_options(name: str, options: Mapping[str, Any], kind: type[Any], relative_to: Path | None = None) -> Any:
+    """`options` as the struct `kind`, its paths from `relative_to`. Raises DomainError with the key path, what is wrong
+    and the nearest valid key."""
+
+    def path(wanted: type[Any], value: Any) -> Any:
+        if wanted is not Path or not isinstance(value, str) or not value:
+            raise TypeError(f"Expected {'a path' if wanted is Path else wanted.__name__}, got {value!r}")
+        return Path(relative_to or "").joinpath(Path(value).expanduser()).absolute()
+
     known = [field.encode_name for field in msgspec.structs.fields(kind)]
     for key in options:
         if key not in known:
             raise DomainError(f"domain.options.{key}: the domain {name} has no such option{_nearest(key, known)}")
     try:
-        return msgspec.convert(dict(options), kind)
+        return msgspec.convert(dict(options), kind, dec_hook=path)
     except msgspec.ValidationError as error:
         raise DomainError(f"domain.options of {name}: {str(error).replace('`$.', '`domain.options.')}") from error
 

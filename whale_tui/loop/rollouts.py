@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from whale_tui.config import Rollout
-from whale_tui.domains.base import Domain
+from whale_tui.domains.base import Domain, judge
 from whale_tui.harness.contract import BudgetExceeded, Reply, ToolError, use_tool
 from whale_tui.harness.wire import EpisodeEnd, Limits
 from whale_tui.harness.worker import HarnessRunner
@@ -26,6 +27,8 @@ from whale_tui.records import Call, Episode, Phase, Purpose, Sampling, Task, Too
 
 RESULT_CHARS = 4000
 """Characters of a tool's result that the record keeps."""
+DOMAIN_SECONDS = 300.0
+"""Wall time that an `async` tool or verifier may take; past it the episode is `invalid`, and the run goes on."""
 
 
 class Subject(Struct, frozen=True):
@@ -135,6 +138,7 @@ class _Run:
     def __init__(self, rollouts: Rollouts, job: Job, where: Where, number: int, runner: HarnessRunner) -> None:
         self.rollouts, self.job, self.where, self.number, self.runner = rollouts, job, where, number, runner
         self.calls: list[Call] = []
+        self.sampled: list[str] = []
         self.uses: list[ToolUse] = []
         self.cut = False
         self.broken: Exception | None = None
@@ -162,17 +166,17 @@ class _Run:
             harness_hash=subject.hash, tokenizer_hash=sampled.chat.hash, sampling=sampled.sampling, calls=self.calls,
             tools=self.uses, answer=end.answer, verdict="reject", reason="", truncated=self.cut, reward=None, seconds=0,
         )  # fmt: skip
-        verdict = self._judge(end, episode)
+        verdict = await self._judge(end, episode)
         episode.verdict, episode.reason, episode.reward = verdict.decision, verdict.reason, verdict.reward
         episode.seconds = time.perf_counter() - start
         return episode
 
     def _forget(self) -> None:
         """A sibling's fault ended the worker and this episode starts again: what it did does not count."""
-        self.calls, self.uses, self.cut, self.broken = [], [], False, None
+        self.calls, self.sampled, self.uses, self.cut, self.broken = [], [], [], False, None
         self.tools = self.rollouts.domain.tools(self.job.task)
 
-    def _judge(self, end: EpisodeEnd, episode: Episode) -> Verdict:
+    async def _judge(self, end: EpisodeEnd, episode: Episode) -> Verdict:
         """The verdict, from the returned answer and the environment. Nothing a harness says of itself counts."""
         if self.broken is not None:
             return Verdict("invalid", f"tool failed: {type(self.broken).__name__}: {self.broken}")
@@ -181,7 +185,8 @@ class _Run:
         if end.kind != "answer":
             return Verdict("reject", f"{end.kind}: {end.detail}")
         try:
-            return self.rollouts.domain.verify(self.job.task, end.answer, episode)
+            domain, task = self.rollouts.domain, self.job.task
+            return await _waited_for(judge(domain, task, end.answer, episode, sampled=self.sampled, tools=self.tools))
         except Exception as error:  # a verifier's bug is the machinery's, whatever it raises
             return Verdict("invalid", f"verifier failed: {type(error).__name__}: {error}")
 
@@ -225,9 +230,10 @@ class _Run:
                 finish_reason=sampled.finish_reason, seed=request.seed, max_tokens=request.max_tokens,
             )
         )  # fmt: skip
+        self.sampled.append(chat.decode(_without_stop(sampled.output_ids, chat.stop_ids)))
         self.cut = sampled.finish_reason == "length"
         return Reply(
-            text=_until_stop(chat.decode(_without_stop(sampled.output_ids, chat.stop_ids)), stop),
+            text=_until_stop(self.sampled[-1], stop),
             finish_reason=sampled.finish_reason,
             prompt_tokens=len(prompt),
             completion_tokens=len(sampled.output_ids),
@@ -243,9 +249,10 @@ class _Run:
         start, shown = time.perf_counter(), ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
         text = ""
         try:
-            result = use_tool(self.tools, name, args, kwargs)
-            if asyncio.iscoroutine(result):
-                result = await result
+            try:
+                result = await _waited_for(use_tool(self.tools, name, args, kwargs))
+            except ValueError as refusal:  # of an async tool; use_tool sees to the others
+                raise ToolError(str(refusal)) from refusal
             text = result if isinstance(result, str) else msgspec.json.encode(result).decode()
             return result
         except ToolError as error:
@@ -261,6 +268,20 @@ class _Run:
                     seconds=time.perf_counter() - start, after_call=len(self.calls),
                 )
             )  # fmt: skip
+
+
+async def _waited_for(result: Any) -> Any:
+    """A result, once it is there. TimeoutError after DOMAIN_SECONDS."""
+    if not inspect.isawaitable(result):
+        return result
+    limit = asyncio.timeout(DOMAIN_SECONDS)
+    try:
+        async with limit:
+            return await result
+    except TimeoutError as late:
+        if limit.expired():
+            raise TimeoutError(f"no answer within {DOMAIN_SECONDS:g} s") from late
+        raise
 
 
 def _without_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from whale_tui import __version__, domains
+from whale_tui import __version__, doctor, domains
 from whale_tui import records as r
 from whale_tui.config import Config, ConfigError, Resolved, load
 from whale_tui.domains.base import DomainError
 from whale_tui.domains.base import load as load_domain
-from whale_tui.harness.worker import SealUnavailable, can_seal
+from whale_tui.harness.worker import SealUnavailable
 from whale_tui.journal import Journal, JournalError
 from whale_tui.loop import retention
 from whale_tui.loop.run import Run
@@ -40,7 +40,7 @@ from whale_tui.service.server import Server, socket_path
 
 log = logging.getLogger("engine")
 
-EXPECTED = (ConfigError, DomainError, RunDirError, JournalError, PolicyFailure, SealUnavailable, OSError)
+EXPECTED = (ConfigError, DomainError, doctor.MayNotStart, RunDirError, JournalError, PolicyFailure, SealUnavailable, OSError)
 """What a person can mend: reported in one message, without a traceback."""
 
 
@@ -111,17 +111,19 @@ async def _serve(rundir: RunDir) -> None:
 
     journal: Journal | None = None
     policy: TransformersEngine | None = None
+    domain: domains.base.Domain | None = None
     try:
         note("reading the domain and the journal")
         journal = Journal(rundir.journal)
         if journal.seq:
             await asyncio.to_thread(_verify, rundir)
         config = resolved.config
-        domain = _domain(resolved)
+        domain = await asyncio.to_thread(_domain, resolved)
+        for line in report.lines() if (report := getattr(domain, "report", None)) is not None else ():
+            log.info("%s", line)
+        for finding in await doctor.before_start(resolved, domain, rundir.path):
+            log.info("%s %s: %s", finding.level, finding.name, finding.text)
         proposer = _proposer(config, domain)
-        sealable, why = can_seal()
-        if not sealable and not config.rollout.allow_unsealed:
-            raise SealUnavailable(f"{why}; to run harnesses without a seal set rollout.allow_unsealed = true")
         path = await asyncio.to_thread(source.resolve, config.model.name, note)
         _keep_tokenizer(rundir, path)
         policy = TransformersEngine(
@@ -143,6 +145,8 @@ async def _serve(rundir: RunDir) -> None:
         await server.close()
         if policy is not None:
             await policy.close()
+        if domain is not None:
+            await domains.base.close(domain)
         if journal is not None:
             journal.close()
 
@@ -160,7 +164,7 @@ def _domain(resolved: Resolved) -> domains.base.Domain:
     options = resolved.config.domain
     folder = resolved.folder / options.name
     own = folder if (folder / "domain.py").is_file() else None
-    return load_domain(options.name, options.options, own)
+    return load_domain(options.name, options.options, own, relative_to=resolved.folder)
 
 
 def _proposer(config: Config, domain: domains.base.Domain) -> Proposer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -9,19 +10,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whale_tui import config, rundir
+from whale_tui.domains.base import DomainError, absolute
 from whale_tui.rundir import RunDir, RunDirError, write_atomic
 from whale_tui.service import discovery
 
 START_SECONDS = 30.0
 
 
-def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -> RunDir:
-    """The run directory for a config file, a run directory or a run's name; made where the config has none yet.
+def config_file(target: Path) -> Path:
+    """The config that a target means: the file itself, run.toml of a folder that `init` wrote, or a run's own."""
+    if (target / "run.toml").is_file():
+        return target / "run.toml"
+    known = discovery.find(str(target))
+    return known.config if known is not None else target
 
-    A run that exists goes on with the config it was started with. `new` takes the next free name instead (of a run:
-    with that run's config).
+
+def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -> RunDir:
+    """The run directory for a config file, a folder that `init` wrote, a run directory or a run's name; made where the
+    config has none yet.
+
+    A run that exists goes on with the config it was started with, unless nothing of it has happened yet. `new` takes the
+    next free name instead (of a run: with that run's config).
     Raises ConfigError or RunDirError.
     """
+    if (target / "run.toml").is_file():
+        target = target / "run.toml"
     known = discovery.find(str(target))
     if known is not None and new:
         target = known.config
@@ -43,12 +56,13 @@ def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -
     resolved.config.run.name = run.name
     if run.config.exists():
         run.check_format()
-        if config.load(run.config).config.hash != resolved.config.hash:
+        if config.load(run.config).config.hash == resolved.config.hash:
+            return run
+        if run.is_locked() or discovery.read_state(run).status != "new":
             raise config.ConfigError(
                 f"{run.path} was started with another config; go on with it by `whale-tui run {run.path}`, "
                 "or start anew with --new or --set run.name=..."
             )
-        return run
     run.create()
     write_atomic(run.config, config.dump(resolved).encode())
     discovery.remember(run)
@@ -60,8 +74,12 @@ def _make_paths_absolute(resolved: config.Resolved) -> None:
     domain, model = resolved.config.domain, resolved.config.model
     if domain.harness:
         domain.harness = str((resolved.folder / domain.harness).resolve())
-    if (resolved.folder / domain.name / "domain.py").is_file():
-        domain.name = str((resolved.folder / domain.name).resolve())
+    own = resolved.folder / domain.name
+    is_own = (own / "domain.py").is_file()
+    with contextlib.suppress(DomainError):  # the engine says what is wrong, with all else that it finds
+        domain.options = absolute(domain.name, domain.options, own if is_own else None, resolved.folder)
+    if is_own:
+        domain.name = str(own.resolve())
     if (resolved.folder / model.name).is_dir():
         model.name = str((resolved.folder / model.name).resolve())
 
