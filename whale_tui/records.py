@@ -509,6 +509,12 @@ class Archived(Struct):
     calls: int = 0
     tokens: int = 0
     episodes: list[ArchivedEpisode] = field(default_factory=list)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Policy version -> 95% interval of its mean, the current one's among them."""
+    results: dict[str, float] = field(default_factory=dict)
+    """Task key -> mean reward, under the newest policy that it was measured under."""
+    policy: str = ""
+    """That policy version; empty where it was never measured."""
     warnings: list[str] = field(default_factory=list)
     """What the leak checks say of it (harness/leaks.py)."""
 
@@ -523,6 +529,7 @@ class ArchivedEpisode(Struct):
     verdict: Decision
     reason: str
     truncated: bool
+    key: str = ""
 
 
 class Proposal(Struct):
