@@ -278,7 +278,7 @@ def test_h0_passes_the_checks_and_keeps_the_documented_names(name: str) -> None:
     ("name", "options", "message"),
     [
         ("encyclopdia", {}, "did you mean encyclopedia?"),
-        ("zzz", {}, "there is arithmetic, encyclopedia"),
+        ("zzz", {}, "there is arithmetic, .*encyclopedia"),
         ("encyclopedia", {"sed": 1}, "domain.options.sed.*did you mean seed?"),
         ("encyclopedia", {"seed": "a"}, "Expected `int`, got `str` - at `domain.options.seed`"),
         ("encyclopedia", {"weight": 0}, "domain.options.weight"),
