@@ -179,6 +179,9 @@ class Simulator:
             case todo.Confirm():
                 for harness in action.harnesses:
                     self._evaluate(harness, "confirm", s.splits["harness"] * self.config.harness.confirm)
+            case todo.HoldOut():
+                for harness in action.harnesses:
+                    self._evaluate(harness, "holdout", s.splits["holdout"])
             case todo.Propose():
                 wanted = s.settings.candidates if s.settings else 0
                 made = [self.propose(action.iteration, "rules") for _ in range(world.proposals(self, wanted))]
@@ -229,12 +232,13 @@ class Simulator:
         s = self.state
         outcome = self.world.outcome(self, harness) if purpose == "search" and harness != s.harness else "scored"
         if outcome != "scored":
-            invalid = episodes if outcome == "infra" else 0
+            invalid, done = episodes if outcome == "infra" else 0, episodes // 2 if outcome == "rejected" else episodes
             self.record(
                 r.CandidateOutcome(
-                    harness=harness, outcome=outcome, reason=outcome, batch=batch(episodes, 0, invalid), segment="s"
+                    harness=harness, outcome=outcome, reason=outcome, batch=batch(done, 0, invalid), segment="s",
+                    saved=episodes - done,
                 )
-            )
+            )  # fmt: skip
             return
         score = Score(
             policy=s.policy, policy_hash=s.policy_hash, harness_hash=s.harnesses[harness].source_hash, tasks_hash="d",

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct, field
 
-from whale_tui.harness import contract, fst
+from whale_tui.harness import contract, fst, leaks
 from whale_tui.records import content_hash
-
-SHORTEST_ANSWER = 4
-"""Reference answers with fewer characters are in every program by chance, so they are not looked for."""
-COMMON = frozenset(
-    """true false none null yes no unknown answer question north south east west left right first second third zero one
-    two three four five six seven eight nine ten hundred thousand monday tuesday wednesday thursday friday saturday
-    sunday january february march april june july august september october november december""".split()  # noqa: SIM905
-)
-"""Nor are these words, which a prompt may well use."""
-MOST_WARNINGS = 10
 
 
 class Checked(Struct):
@@ -45,12 +34,13 @@ def check(
     *,
     archive_hashes: Collection[str] = (),
     answers: Sequence[str] = (),
+    texts: Sequence[str] = (),
     fst_base: str | None = None,
     given: str = "",
 ) -> Checked:
     """Check a candidate. `archive_hashes` are the `source_hash` of every archived harness, `answers` the reference
-    answers of D_harness, `fst_base` is h0's source where only prompts may change, and `given` is text that the proposer
-    was handed (the brief, its demonstrations): an answer that is in there is not held against it."""
+    answers and `texts` the texts of D_harness tasks, `fst_base` is h0's source where only prompts may change, and
+    `given` is text that the proposer was handed (brief, demonstrations, h0): what it holds is not held against it."""
     size = len(source.encode("utf-8", "replace"))
     if size > contract.SOURCE_BYTES:
         return Checked(False, f"the file has {size:,} bytes; at most {contract.SOURCE_BYTES:,}")
@@ -66,9 +56,7 @@ def check(
         problem = "it is the same code as a harness already in the archive (comments and formatting aside)"
     if problem is None and fst_base is not None:
         problem = fst.violation(fst_base, source)
-    warnings = list(_leaks(tree, answers, given)) if problem is None else []
-    if len(warnings) > MOST_WARNINGS:
-        warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more reference answers"]
+    warnings = leaks.in_source(tree, answers, texts, given) if problem is None else []
     return Checked(problem is None, problem or "", warnings, identity)
 
 
@@ -115,20 +103,3 @@ def _imports(tree: ast.Module) -> str | None:
         if "__import__" in (name, text) or name == "importlib":
             return f"line {node.lineno}: a harness imports with `import` alone"  # type: ignore[attr-defined]
     return None
-
-
-def _leaks(tree: ast.Module, answers: Sequence[str], given: str) -> Iterator[str]:
-    """Reference answers that stand in a string literal, as whole words, in any case."""
-    literals = [
-        (node.lineno, node.value.casefold())
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    everything, known = "\n".join(text for _, text in literals), given.casefold()
-    for answer in sorted({answer.strip().casefold() for answer in answers}):
-        if len(answer) < SHORTEST_ANSWER or answer in COMMON or answer not in everything:
-            continue
-        whole = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)")
-        lines = sorted({line for line, text in literals if whole.search(text)})
-        if lines and not whole.search(known):
-            yield f"line {lines[0]}: a string holds {answer!r}, the reference answer of a D_harness task"

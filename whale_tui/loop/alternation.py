@@ -44,6 +44,12 @@ class Confirm(Struct, frozen=True):
     harnesses: tuple[str, ...]
 
 
+class HoldOut(Struct, frozen=True):
+    """Score harnesses on the held-out slice, beside their dev scores. It decides nothing."""
+
+    harnesses: tuple[str, ...]
+
+
 class Propose(Struct, frozen=True):
     iteration: int
 
@@ -89,8 +95,8 @@ class Finish(Struct, frozen=True):
 
 
 Action = (
-    Look | StartPhase | SampleStep | TrainStep | Evaluate | Confirm | Propose | Check | Ask | EndIteration | EndPhase
-    | Test | Finish
+    Look | StartPhase | SampleStep | TrainStep | Evaluate | Confirm | HoldOut | Propose | Check | Ask | EndIteration
+    | EndPhase | Test | Finish
 )  # fmt: skip
 
 
@@ -253,9 +259,13 @@ def _harness(state: RunState, config: Config, settings: Settings) -> Action:
     if waiting:
         return Evaluate(tuple(c.id for c in waiting))
     if state.proposed_for > state.iteration:
+        if (held_out := _hold_out(state, left)) is not None:
+            return held_out
         ranking = state.ranking()
         measured = any(
-            c.iteration == state.proposed_for and c.cycle == state.cycle and state.policy_hash in c.scores
+            c.iteration == state.proposed_for
+            and c.cycle == state.cycle
+            and (state.policy_hash in c.scores or c.outcome == "rejected")
             for c in state.harnesses.values()
         )
         return EndIteration(
@@ -284,6 +294,8 @@ def _first_iteration(state: RunState, config: Config, settings: Settings, left: 
         return _close(state, config, settings, f"budget: {left} episodes left, the incoming harness needs {need}")
     if due:
         return Evaluate(due)
+    if (held_out := _hold_out(state, left)) is not None:
+        return held_out
     ranking = state.ranking()
     best = ranking[0] if ranking else None
     return EndIteration(1, best.id if best else state.harness, best.mean(now) if best else None, best is not None)
@@ -318,9 +330,23 @@ def _close(state: RunState, config: Config, settings: Settings, reason: str) -> 
         need = len(due) * config.harness.confirm * state.splits["harness"]
         if due and need <= settings.budget_episodes - state.budget_used:
             return Confirm(due)
+    held_out = _hold_out(state, settings.budget_episodes - state.budget_used)
+    if held_out is not None and state.switch != "now":  # confirmation may have brought another to the front
+        return held_out
     if settings.approval == "before-accept" and leader.id != state.harness and not _may_be_accepted(leader):
         return Ask((leader.id,), "accept")
     return EndPhase(reason, leader.id)
+
+
+def _hold_out(state: RunState, left: int) -> HoldOut | None:
+    """The leader and the harness that it would replace, where they have no held-out score and the budget allows."""
+    size, now = state.splits.get("holdout", 0), state.policy_hash
+    if not size:
+        return None
+    names = dict.fromkeys([state.harness, *(c.id for c in state.ranking()[:1])])
+    harnesses = [state.harnesses[name] for name in names]
+    due = tuple(c.id for c in harnesses if now in c.scores and now not in c.holdouts)
+    return HoldOut(due) if due and len(due) * size <= left else None
 
 
 def _may_be_accepted(candidate: Candidate) -> bool:
@@ -340,7 +366,9 @@ def step_cost(config: Config) -> int:
 
 
 def iteration_cost(state: RunState, config: Config, settings: Settings, first: bool) -> int:
-    """Most episodes that one iteration can take: a smoke episode and an evaluation for each candidate."""
+    """Most episodes that one iteration can take: a smoke episode and an evaluation for each candidate, and the held-out
+    slice for a new leader."""
+    dev, held_out = state.splits["harness"], state.splits.get("holdout", 0)
     if first:
-        return (1 + config.harness.revisit) * state.splits["harness"]
-    return settings.candidates * (state.splits["harness"] + 1)
+        return (1 + config.harness.revisit) * dev + (2 if config.harness.revisit else 1) * held_out
+    return settings.candidates * (dev + 1) + held_out

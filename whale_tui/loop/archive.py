@@ -45,6 +45,7 @@ def _archived(rundir: RunDir, state: RunState, candidate: Candidate) -> Archived
         calls=newest.batch.calls // per if newest else 0,
         tokens=newest.batch.output_tokens // per if newest else 0,
         episodes=_read_episodes(rundir, candidate.id),
+        warnings=candidate.warnings,
     )
 
 
@@ -64,13 +65,20 @@ def write_evaluation(
     chat: ChatTokenizer,
     tasks: Mapping[str, Task],
 ) -> None:
-    """harnesses/h0007/: eval.json and episodes.jsonl (as text, in a fixed random order, without reference answers)."""
+    """harnesses/h0007/: eval.json, and the episodes."""
+    write_episodes(rundir, harness, episodes, chat, tasks)
+    write_atomic(rundir.harnesses / harness / "eval.json", msgspec.json.format(msgspec.json.encode(score)))
+
+
+def write_episodes(
+    rundir: RunDir, harness: str, episodes: Sequence[Episode], chat: ChatTokenizer, tasks: Mapping[str, Task]
+) -> None:
+    """harnesses/h0007/episodes.jsonl: as text, in a fixed random order, without reference answers."""
     folder = rundir.harnesses / harness
     order = list(episodes)
     random.Random(harness).shuffle(order)
     lines = [msgspec.json.encode(_as_text(episode, chat, tasks[episode.task])) for episode in order]
     write_atomic(folder / "episodes.jsonl", b"\n".join(lines) + b"\n")
-    write_atomic(folder / "eval.json", msgspec.json.format(msgspec.json.encode(score)))
 
 
 def _as_text(episode: Episode, chat: ChatTokenizer, task: Task) -> ArchivedEpisode:

@@ -12,13 +12,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from whale_tui import records as r
+from whale_tui.harness import leaks
 from whale_tui.harness.checks import check as static_check
 from whale_tui.harness.checks import source_hash
-from whale_tui.loop import evaluation, retention
+from whale_tui.loop import early, evaluation, holdout, retention
 from whale_tui.loop.alternation import Ask, EndPhase
-from whale_tui.loop.archive import read_archive, write_evaluation
-from whale_tui.loop.rollouts import Job
+from whale_tui.loop.archive import read_archive, write_episodes, write_evaluation
+from whale_tui.loop.rollouts import Job, Subject
 from whale_tui.proposers.base import ProposerFailure, Request
 from whale_tui.records import Episode, Purpose, Score, Task
 
@@ -94,17 +97,22 @@ def write_candidate(
 async def check(run: Run, names: Sequence[str]) -> None:
     """Static checks, then one smoke episode each under the sealed worker. A failed check costs nothing more."""
     state = run.state
-    answers = [answer for task in run.tasks["harness"] for answer in task.answers]
+    dev = run.tasks["harness"]  # what is held out can't leak, and what is said of it here a proposer would read
+    answers = [answer for task in dev for answer in task.answers]
+    texts = [text for task in dev for text in leaks.task_texts(task.public)]
     base = run.rundir.harness_source("h0000") if state.condition == "fst" else None
     brief = run.domain.brief
-    given = brief.text + str(brief.demonstrations)
+    given = "\n".join([brief.text, str(brief.demonstrations), run.rundir.harness_source("h0000")])
     passed, events = [], []
     known = {c.source_hash for c in state.harnesses.values() if c.id not in names}
     for name in names:
         checked = static_check(
-            run.rundir.harness_source(name), archive_hashes=known, answers=answers, fst_base=base, given=given
-        )
+            run.rundir.harness_source(name), archive_hashes=known, answers=answers, texts=texts, fst_base=base,
+            given=given,
+        )  # fmt: skip
         known.add(state.harnesses[name].source_hash)
+        if checked.ok and checked.warnings and run.config.harness.strict_leaks:
+            checked.ok, checked.reason = False, f"leak: {checked.warnings[0]}"
         event = r.CandidateChecked(harness=name, ok=checked.ok, reason=checked.reason, warnings=list(checked.warnings))
         events.append(event)
         if checked.ok:
@@ -124,51 +132,156 @@ async def check(run: Run, names: Sequence[str]) -> None:
 
 
 async def evaluate(run: Run, names: Sequence[str]) -> None:
-    """Run harnesses on D_harness under the current policy, all of them together."""
-    await _score(run, names, "search", samples=1, first=0)
+    """Run harnesses on the dev tasks of D_harness under the current policy, all of them together.
+
+    With early rejection, slice by slice; what is cut within an evaluation is done again from its first slice."""
+    state, options, tasks = run.state, run.config.harness, run.tasks["harness"]
+    leader = _leader(run) if options.early_rejection else None
+    measured = [Measured(run.subject(name)) for name in names]
+    done: list[Task] = []
+    for piece in early.slices(tasks, options.early_slice, state.seed) if leader else [list(tasks)]:
+        going = [m for m in measured if not m.rejected]
+        if not going:
+            break
+        what = f"iteration {state.iteration + 1}: evaluating {', '.join(m.subject.id for m in going)}"
+        done += piece
+        left = len(tasks) - len(done)
+        spent = sum(len(m.episodes) + len(m.spoilt) for m in measured)
+        await _measure(run, going, piece, "search", what, reserve=spent + left * len(going))
+        if leader and left:
+            ahead = {task.key for task in tasks} - {task.key for task in done}
+            for m in going:
+                if state.harnesses[m.subject.id].outcome is None:  # the incumbents are measured in full
+                    results = evaluation.results(m.episodes)
+                    m.rejected = early.rejection(results, sorted(ahead), leader, options.early_rejection)
+                    m.saved = left if m.rejected else 0
+    _record(run, measured, "search")
 
 
 async def confirm(run: Run, names: Sequence[str]) -> None:
     """`confirm` more episodes per task, on other random streams than the search's."""
-    await _score(run, names, "confirm", samples=run.config.harness.confirm, first=1)
+    measured = [Measured(run.subject(name)) for name in names]
+    what = f"iteration {run.state.iteration + 1}: confirming {', '.join(names)}"
+    samples = range(1, 1 + run.config.harness.confirm)
+    await _measure(run, measured, run.tasks["harness"], "confirm", what, samples=samples)
+    _record(run, measured, "confirm")
 
 
-async def _score(run: Run, names: Sequence[str], purpose: Purpose, samples: int, first: int) -> None:
-    state, tasks = run.state, run.tasks["harness"]
-    iteration = state.iteration + 1
-    subjects = [run.subject(name) for name in names]
-    jobs = [Job(t, s, first + k) for s in subjects for t in tasks for k in range(samples)]
-    what = f"iteration {iteration}: " + ("confirming " if purpose == "confirm" else "evaluating ") + ", ".join(names)
-    version = state.versions[state.policy]
-    episodes, total = await run.episodes(jobs, purpose, what, iteration=iteration)
+async def hold_out(run: Run, names: Sequence[str]) -> None:
+    """Score harnesses on the held-out slice, and warn where it tells another story than the dev tasks."""
+    measured = [Measured(run.subject(name)) for name in names]
+    what = f"iteration {run.state.iteration + 1}: held-out tasks of {', '.join(names)}"
+    await _measure(run, measured, run.holdout, "holdout", what)
+    _record(run, measured, "holdout")
+
+
+class Measured(Struct):
+    """A harness and the episodes that it has had of one evaluation."""
+
+    subject: Subject
+    episodes: list[Episode] = []
+    spoilt: list[Episode] = []
+    """Those that the machinery ended and that were run again: paid for, and no result."""
+    seconds: float = 0.0
+    rejected: str = ""
+    """Why it goes no further (early rejection)."""
+    saved: int = 0
+
+
+async def _measure(
+    run: Run, measured: Sequence[Measured], tasks: Sequence[Task], purpose: Purpose, what: str,
+    *, samples: Sequence[int] = (0,), reserve: int = 0,
+) -> None:  # fmt: skip
+    """One batch of episodes. Those that come out invalid run again, as far as `infra_retries` and the budget go;
+    `reserve` episodes of the budget are spoken for."""
+    jobs = [Job(task, m.subject, sample) for m in measured for task in tasks for sample in samples]
+    owner = {m.subject.id: m for m in measured}
+    got, total = await run.episodes(jobs, purpose, what, iteration=run.state.iteration + 1)
+    seconds, spent = total.seconds, len(jobs)
+    for attempt in range(1, run.config.harness.infra_retries + 1):
+        again = [n for n, episode in enumerate(got) if episode.verdict == "invalid"]
+        if not again or len(again) > _budget_left(run) - spent - reserve:
+            break
+        run.record(
+            r.Failure(kind="invalid-episodes", detail=f"{len(again)} run again ({attempt}): {got[again[0]].reason}")
+        )
+        anew, more = await run.episodes([jobs[n] for n in again], purpose, what, iteration=run.state.iteration + 1)
+        seconds, spent = seconds + more.seconds, spent + len(again)
+        for n, episode in zip(again, anew, strict=True):
+            owner[got[n].harness].spoilt.append(got[n])
+            got[n] = episode
+            episode.id += f".again{attempt}"
+    for episode in got:
+        owner[episode.harness].episodes.append(episode)
+    for m in measured:
+        m.seconds += seconds / len(measured)
+
+
+def _record(run: Run, measured: Sequence[Measured], purpose: Purpose) -> None:
+    """What an evaluation came to, in one commit: scores, outcomes, warnings, episodes."""
+    state, segments = run.state, []
     events: list[r.AnyEvent] = []
-    segments = []
-    for subject in subjects:
-        own = [e for e in episodes if e.harness == subject.id]
-        batch = r.summarise(own, total.seconds * len(own) / len(episodes))
-        segment = run.journal.write_segment(own)
+    tasks = run.holdout if purpose == "holdout" else run.tasks["harness"]
+    by_key = {task.key: task for task in tasks}
+    version = state.versions[state.policy]
+    for m in measured:
+        everything = m.episodes + m.spoilt
+        batch = r.summarise(everything, m.seconds)
+        segment = run.journal.write_segment(everything)
         segments.append(segment)
-        outcome = _failed(own) if purpose == "search" and subject.id != state.harness else None
-        if outcome is not None:
-            kind, reason = outcome
+        candidate, warnings = state.harnesses[m.subject.id], []
+        failed, name = None, candidate.id
+        if purpose == "search":
+            unsaid = _unsaid(run, m.episodes)
+            warnings = [unsaid] if unsaid else []
+            if name != state.harness:
+                failed = _failed(m, unsaid if run.config.harness.answer_from_samples == "strict" else "")
+        if failed is not None:
+            kind, reason = failed
             events.append(
                 r.CandidateOutcome(
-                    harness=subject.id,
-                    outcome=kind,
-                    reason=reason,
-                    batch=batch,
-                    segment=segment.name,
-                    purpose=purpose,
+                    harness=name, outcome=kind, reason=reason, batch=batch, segment=segment.name, purpose=purpose,
+                    saved=m.saved, warnings=warnings,
                 )
-            )
+            )  # fmt: skip
+            if kind == "rejected":
+                write_episodes(run.rundir, name, m.episodes, run.chat, by_key)
             continue
         score = Score(
-            policy=version.name, policy_hash=version.hash, harness_hash=subject.hash, tasks_hash=_tasks_hash(tasks),
-            sampling=run.rollouts.sampling, batch=batch, results=evaluation.results(own), segment=segment.name,
+            policy=version.name, policy_hash=version.hash, harness_hash=m.subject.hash, tasks_hash=_tasks_hash(tasks),
+            sampling=run.rollouts.sampling, batch=batch, results=evaluation.results(m.episodes), segment=segment.name,
         )  # fmt: skip
-        write_evaluation(run.rundir, subject.id, score, own, run.chat, {t.key: t for t in tasks})
-        events.append(r.CandidateScored(harness=subject.id, iteration=iteration, score=score, purpose=purpose))
+        if purpose != "holdout":  # the files beside a harness are a proposer's to read
+            write_evaluation(run.rundir, name, score, m.episodes, run.chat, by_key)
+        events.append(
+            r.CandidateScored(
+                harness=name, iteration=state.iteration + 1, score=score, purpose=purpose, warnings=warnings
+            )
+        )
+        if purpose == "holdout" and (apart := holdout.warning(name, candidate.scores[version.hash], score)):
+            events.append(r.Warned(text=apart))
     run.record(*events, segments=segments)
+
+
+def _leader(run: Run) -> early.Leader | None:
+    """The best harness that is measured in full under this policy. None: there is none to be behind."""
+    now = run.state.policy_hash
+    for candidate in run.state.ranking():
+        return early.Leader(candidate.id, candidate.mean(now) or 0.0, candidate.scores[now].results)
+    return None
+
+
+def _budget_left(run: Run) -> int:
+    settings = run.state.settings
+    return settings.budget_episodes - run.state.budget_used if settings else 0
+
+
+def _unsaid(run: Run, episodes: Sequence[Episode]) -> str:
+    """The warning that answers do not stem from what the policy said; empty where it is not asked for."""
+    if run.config.harness.answer_from_samples == "off":
+        return ""
+    said = ((e.answer, [run.chat.decode(c.output_ids) for c in e.calls]) for e in episodes if e.verdict != "invalid")
+    return leaks.unsaid_words(*leaks.unsaid(said))
 
 
 async def ask(run: Run, action: Ask) -> None:
@@ -218,15 +331,18 @@ def _harness_fault(episode: Episode) -> bool:
     return episode.verdict == "reject" and episode.reason.startswith(("error:", "timeout:", "flood:"))
 
 
-def _failed(episodes: Sequence[Episode]) -> tuple[r.Outcome, str] | None:
-    """The outcome of a candidate that can't be scored: nothing it ran came to an answer."""
-    if all(e.verdict == "invalid" for e in episodes):
-        return "infra", episodes[0].reason
+def _failed(measured: Measured, unsaid: str) -> tuple[r.Outcome, str] | None:
+    """The outcome of a candidate that has no score: nothing it ran came to an answer, or it went no further."""
+    episodes = measured.episodes
     valid = [e for e in episodes if e.verdict != "invalid"]
+    if not valid:
+        return "infra", episodes[0].reason
     if all(_harness_fault(e) for e in valid):
         kind: r.Outcome = "timeout" if all(e.reason.startswith("timeout:") for e in valid) else "crash"
         return kind, valid[0].reason
-    return None
+    if unsaid:
+        return "invalid", unsaid
+    return ("rejected", measured.rejected) if measured.rejected else None
 
 
 def _tasks_hash(tasks: Sequence[Task]) -> str:

@@ -20,6 +20,7 @@ from whale_tui.harness.checks import check, source_hash
 from whale_tui.journal import Journal, JournalError, Segment
 from whale_tui.loop import alternation as todo
 from whale_tui.loop import control, evaluation, harness_phase, weight_phase
+from whale_tui.loop.holdout import set_aside
 from whale_tui.loop.rollouts import Job, Progress, Rollouts, Subject, Where
 from whale_tui.loop.state import RunState, reduce
 from whale_tui.policy.chat import ChatTokenizer
@@ -52,6 +53,7 @@ class Run:
         self.rollouts = Rollouts(policy, chat, domain, config.rollout, config.sampling())
         self.state = RunState()
         self.tasks: dict[Split, Sequence[Task]] = {s: domain.tasks(s) for s in ("weight", "harness", "test")}
+        self.tasks["harness"], self.holdout = set_aside(self.tasks["harness"], config.harness.holdout, config.run.seed)
         self.activity = Activity(doing="starting")
         self.served = ""
         self._action: asyncio.Task[None] | None = None
@@ -81,6 +83,13 @@ class Run:
 
     def _start(self) -> None:
         config, splits = self.config, {str(k): len(v) for k, v in self.tasks.items()}
+        if self.holdout:
+            splits["holdout"] = len(self.holdout)
+        if not splits["harness"]:
+            raise ConfigError(
+                f"harness.holdout = {config.harness.holdout} leaves nothing of D_harness to search on: it has "
+                f"{len(self.holdout)} tasks; set it to a quarter of that or less"
+            )
         per_epoch = config.steps_per_epoch(splits["weight"])
         settings = config.settings(per_epoch)
         source = Path(config.domain.harness).read_text() if config.domain.harness else self.domain.h0
@@ -174,6 +183,8 @@ class Run:
                 await harness_phase.evaluate(self, action.harnesses)
             case todo.Confirm():
                 await harness_phase.confirm(self, action.harnesses)
+            case todo.HoldOut():
+                await harness_phase.hold_out(self, action.harnesses)
             case todo.Propose():
                 await harness_phase.propose(self, action.iteration)
             case todo.Check():

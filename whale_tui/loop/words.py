@@ -37,9 +37,12 @@ def words(event: r.AnyEvent) -> str:
             warned = f" (warning: {'; '.join(event.warnings)})" if event.warnings else ""
             return f"{event.harness} {'passes the checks' if event.ok else f'fails the checks: {event.reason}'}{warned}"
         case r.CandidateScored():
-            extra = " in confirmation" if event.purpose == "confirm" else ""
-            return f"{event.harness} under {event.score.policy}{extra}: {_batch(event.score.batch)}"
+            extra = {"confirm": " in confirmation", "holdout": " on the held-out slice"}.get(event.purpose, "")
+            warned = f" (warning: {'; '.join(event.warnings)})" if event.warnings else ""
+            return f"{event.harness} under {event.score.policy}{extra}: {_batch(event.score.batch)}{warned}"
         case r.CandidateOutcome():
+            if event.outcome == "rejected":
+                return f"{event.harness} {event.reason}; {event.saved} episodes saved"
             return f"{event.harness} {event.outcome}: {event.reason}"
         case r.ProposalsIn():
             cost = f", {event.dollars:.2f} dollars" if event.dollars else ""
