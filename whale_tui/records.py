@@ -6,6 +6,7 @@ Everything here is plain data (msgspec Structs): the journal stores it, the redu
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -59,11 +60,25 @@ class Task(Struct, frozen=True):
         return found
 
 
+class Usage(Struct, frozen=True):
+    """What a verdict cost where a model gave it: the calls of a judge, failed ones included."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    dollars: float = 0.0
+
+    @classmethod
+    def total(cls, parts: Iterable[Usage]) -> Usage:
+        return cls(*(sum(column) for column in zip(*map(msgspec.structs.astuple, parts), strict=True)))
+
+
 class Verdict(Struct, frozen=True):
     """`invalid` is a failure of the machinery: it has no reward and enters no average."""
 
     decision: Decision
     reason: str
+    usage: Usage | None = None
 
     @property
     def reward(self) -> float | None:
@@ -133,6 +148,8 @@ class Episode(Struct):
     truncated: bool
     reward: float | None
     seconds: float
+    judge: Usage | None = None
+    """What the verdict cost, where a model gave it. No part of the policy's tokens."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -158,6 +175,8 @@ class Batch(Struct):
     output_tokens: int = 0
     seconds: float = 0.0
     mean: float | None = None
+    judge: Usage | None = None
+    """What their verdicts cost, where a model gave any."""
 
     @property
     def pass_at(self) -> float | None:
@@ -168,6 +187,7 @@ def summarise(episodes: list[Episode], seconds: float) -> Batch:
     """Fold episodes into the counts that the step line, the scores and the ledger show."""
     valid = [e for e in episodes if e.verdict != "invalid"]
     accepted = [e for e in valid if e.verdict == "accept"]
+    judged = [e.judge for e in episodes if e.judge is not None]
     return Batch(
         episodes=len(episodes),
         accepted=len(accepted),
@@ -180,6 +200,7 @@ def summarise(episodes: list[Episode], seconds: float) -> Batch:
         output_tokens=sum(e.output_tokens for e in episodes),
         seconds=seconds,
         mean=len(accepted) / len(valid) if valid else None,
+        judge=Usage.total(judged) if judged else None,
     )
 
 

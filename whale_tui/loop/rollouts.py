@@ -201,6 +201,7 @@ class _Run:
             raise self._over(f"{spent} sampled tokens of at most {options.max_episode_tokens}")
         try:
             prompt = chat.render(messages, thinking=thinking)
+        episode.judge = verdict.usage
         except ValueError as refused:
             raise TypeError(f"model.chat: {refused}") from None
         room = min(options.max_tokens, options.max_episode_tokens - spent, max_tokens or options.max_tokens)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from whale_tui import records as r
-from whale_tui.records import Batch, Outcome, Phase, Purpose, Score, Settings, TestScore
+from whale_tui.records import Batch, Outcome, Phase, Purpose, Score, Settings, TestScore, Usage
 
 
 class Version(Struct):
@@ -79,6 +79,12 @@ class Spend(Struct):
         self.prompt_tokens += batch.prompt_tokens
         self.output_tokens += batch.output_tokens
         self.seconds += batch.seconds
+
+    def use(self, usage: Usage) -> None:
+        self.calls += usage.calls
+        self.prompt_tokens += usage.prompt_tokens
+        self.output_tokens += usage.output_tokens
+        self.dollars += usage.dollars
 
 
 class Point(Struct):
@@ -240,8 +246,13 @@ def snapshot(state: RunState) -> RunState:
 
 
 def _spend(state: RunState, purpose: Purpose, batch: Batch | None) -> None:
-    if batch is not None:
-        state.ledger.setdefault(f"{state.phase or '-'}/{purpose}", Spend()).add(batch)
+    """A batch into the ledger; what its verdicts cost is a line of its own, "phase/judge", without episodes."""
+    if batch is None:
+        return
+    phase = state.phase or "-"
+    state.ledger.setdefault(f"{phase}/{purpose}", Spend()).add(batch)
+    if batch.judge is not None:
+        state.ledger.setdefault(f"{phase}/judge", Spend()).use(batch.judge)
 
 
 def _mark(state: RunState, kind: str, value: float | None, **more: object) -> None:
