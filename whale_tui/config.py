@@ -88,6 +88,9 @@ class Rollout(Struct, forbid_unknown_fields=True, kw_only=True):
     """Most calls that decode at once; the others wait their turn."""
     concurrency: Positive = 1024
     """Most episodes in flight at once."""
+    stall_seconds: Annotated[float, Meta(gt=0)] = 1800.0
+    """Wall seconds without a sampled call, a tool's result or an ended episode after which the policy counts as hung:
+    its worker is started anew, and the batch runs again."""
     worker_memory_mb: Positive = 1024
     """Address space of a sealed harness worker."""
     allow_unsealed: bool = False

@@ -30,6 +30,9 @@ RESULT_CHARS = 4000
 DOMAIN_SECONDS = 300.0
 """Wall time that an `async` tool or verifier may take; past it the episode is `invalid`, and the run goes on."""
 
+DROP_SECONDS = 60.0
+"""Wall time in which the policy gives up what is in flight; past it its worker is started anew."""
+
 
 class Subject(Struct, frozen=True):
     """The harness under test."""
@@ -86,6 +89,7 @@ class Rollouts:
     ) -> None:
         self.policy, self.chat, self.domain, self.options, self.sampling = policy, chat, domain, options, sampling
         self._computing = 0
+        self._beat = 0.0
 
     async def run(
         self, jobs: Sequence[Job], where: Where, report: Callable[[Progress], None] = lambda _: None
@@ -108,18 +112,47 @@ class Rollouts:
                 progress.accepted += episode.verdict == "accept"
                 progress.output_tokens += episode.output_tokens
                 report(progress)
+                self._moved()
                 self._leave()
                 return episode
 
         tasks = [asyncio.ensure_future(one(n, job)) for n, job in enumerate(jobs)]
+        everything = asyncio.gather(*tasks)
+        watch = asyncio.ensure_future(self._watch(everything))
         try:
-            return list(await asyncio.gather(*tasks))
+            return list(await everything)
+        except asyncio.CancelledError:
+            if watch.done() and not watch.cancelled():
+                silent = f"no call sampled and no episode ended for {self.options.stall_seconds:g} s"
+                raise PolicyFailure("stalled", f"{silent} (rollout.stall_seconds)") from None
+            raise
         finally:
+            watch.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.policy.drop()
-            await asyncio.gather(*(runner.close() for runner in runners.values()))
+            try:
+                async with asyncio.timeout(DROP_SECONDS):
+                    await self.policy.drop()
+            except TimeoutError:
+                raise PolicyFailure("stalled", f"the policy did not let go within {DROP_SECONDS:g} s") from None
+            finally:
+                await asyncio.gather(*(runner.close() for runner in runners.values()))
+
+    async def _watch(self, everything: asyncio.Future[Any]) -> None:
+        """Cancel a batch in which nothing happens. Harnesses, tools and verifiers have limits of their own, so that
+        only the policy can be what hangs."""
+        clock = asyncio.get_running_loop().time
+        self._beat = clock()
+        while True:
+            left = self._beat + self.options.stall_seconds - clock()
+            if left <= 0:
+                break
+            await asyncio.sleep(left)
+        everything.cancel()
+
+    def _moved(self) -> None:
+        self._beat = asyncio.get_running_loop().time()
 
     def _leave(self) -> None:
         """One episode stops computing. When none is left, all wait for the policy."""
@@ -225,6 +258,7 @@ class _Run:
             raise self._over("the policy failed") from failure
         finally:
             self.rollouts._computing += 1
+        self.rollouts._moved()
         self.calls.append(
             Call(
                 prompt_ids=prompt, output_ids=sampled.output_ids, logprobs=sampled.logprobs,
@@ -263,6 +297,7 @@ class _Run:
             self.broken, text = error, f"failed: {error}"
             raise ToolError(f"{name} is not available") from error
         finally:
+            self.rollouts._moved()
             self.uses.append(
                 ToolUse(
                     name=name[:100], args=shown[:RESULT_CHARS], result=text[:RESULT_CHARS],
