@@ -252,9 +252,9 @@ class Simulator:
         score = r.TestScore(
             policy=action.policy, harness=action.harness, policy_hash=s.versions[action.policy].hash,
             harness_hash=s.harnesses[action.harness].source_hash, mean=mean, low=mean, high=mean, n=s.splits["test"],
-            samples=self.config.test.samples, pass_at=mean, label=action.label,
+            samples=action.samples, pass_at=mean, label=action.label,
         )  # fmt: skip
-        count = s.splits["test"] * self.config.test.samples
+        count = s.splits["test"] * action.samples
         self.record(r.TestScored(score=score, batch=batch(count, round(count * mean)), segment="t"))
 
     # ------------------------------------------------------------------------------------------------- questions

@@ -61,6 +61,7 @@ EFFECTS = [
     ("approve", {"harness": "h0003"}),
     ("veto", {"harness": "h0003", "reason": "no"}),
     ("rollback", {"policy": "theta-0000", "harness": "h0001"}),
+    ("evaluate", {"policy": "theta-0000", "harness": "h0001", "samples": 2}),
     ("set", {"iterations": 4, "epochs": 0.5}),
     ("stop", {}),
 ]
@@ -187,6 +188,74 @@ def test_rollback() -> None:
     assert "not checked yet" in refused(search, "rollback", harness="h0004")
     search.command("pin")
     assert "unpin it first" in refused(search, "rollback", harness="h0001")
+
+
+def test_evaluate_measures_a_pair_at_the_next_safe_point_and_decides_nothing() -> None:
+    """The same run with and without it: every decision and every score of the search is the same."""
+
+    def run(wish: bool) -> Simulator:
+        sim = Simulator(make_config(run__cycles=2, test__samples=2, run__first_phase="weight"))
+        sim.until(lambda a: isinstance(a, todo.TrainStep) and len(sim.state.versions) == 2)
+        if wish:
+            planned = sim.command("evaluate", policy="theta-0001", harness="h0000", samples=3)
+            assert planned.effect.startswith("theta-0001 with h0000 is measured on D_test at the next safe point")
+            assert isinstance(sim.next(), todo.TrainStep), "an open step is trained first"
+            sim.step()
+            assert sim.next() == todo.Test("theta-0001", "h0000", "asked by ann", 3, 1)
+            sim.step()
+            (test,) = [t for t in sim.state.tests if t.label == "asked by ann"]
+            assert (test.policy, test.samples) == ("theta-0001", 3) and not sim.state.wanted
+            again = sim.command("evaluate", policy="theta-0001", harness="h0000", samples=3)
+            assert "is measured already: mean@3 50.0%" in again.effect and not sim.state.wanted
+        return sim.run()
+
+    def decided(sim: Simulator) -> list[todo.Action]:
+        return [a for a in sim.actions if not (isinstance(a, todo.Test) and a.asked)]
+
+    with_wish, without = run(True), run(False)
+    assert decided(with_wish) == decided(without)
+    assert with_wish.state.budget_used == without.state.budget_used
+    assert with_wish.state.ranking() == without.state.ranking()
+    assert with_wish.state.start == without.state.start != with_wish.state.tests[1]
+
+
+def test_a_wish_with_fewer_samples_never_replaces_a_test_of_the_config() -> None:
+    sim = Simulator(make_config(run__cycles=1, test__samples=4, test__at="end"))
+    sim.until(todo.SampleStep)
+    sim.command("evaluate", policy="theta-0000", harness="h0000", samples=1)
+    sim.run()
+    assert [(t.label, t.samples) for t in sim.state.tests if t.policy == "theta-0000"] == [
+        ("asked by ann", 1),
+        ("start", 4),
+    ]
+
+
+def test_evaluate_refuses_what_cannot_be_measured() -> None:
+    sim = in_search()
+    assert "no policy version theta-0007" in refused(sim, "evaluate", policy="theta-0007")
+    assert "h0002 can't be measured: it is crash" in refused(sim, "evaluate", harness="h0002")
+    assert "h0004 can't be measured: it is not checked yet" in refused(sim, "evaluate", harness="h0004")
+    assert "number of episodes" in refused(sim, "evaluate", samples="many")
+    assert "from 1 to" in refused(sim, "evaluate", samples=-1)
+    sim.state.splits = sim.state.splits | {"test": 0}
+    assert "D_test has no tasks" in refused(sim, "evaluate")
+
+
+def test_evaluate_waits_while_paused_and_a_switch_at_once_goes_before_it() -> None:
+    sim = in_weight()
+    sim.command("pause")
+    assert "once the run is resumed" in sim.command("evaluate").effect
+    sim.command("resume")
+    assert isinstance(sim.next(), todo.Test)
+    sim.command("switch", now=True)
+    assert isinstance(sim.next(), todo.EndPhase)
+
+
+def test_a_pair_that_is_gone_is_no_longer_wanted() -> None:
+    sim = in_weight()
+    sim.command("evaluate", policy="theta-0001")
+    sim.record(r.EvaluationDropped(policy="theta-0001", harness="h0000", reason="its weights are damaged"))
+    assert not sim.state.wanted and isinstance(sim.next(), todo.SampleStep)
 
 
 def test_set_changes_what_the_rules_read() -> None:

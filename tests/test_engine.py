@@ -101,6 +101,9 @@ def test_controls_have_one_effect_each(folder: Path) -> None:
     assert send("switch").ok
     wait_for(lambda: any("at a safe point" in p.ended for p in state_of(run).phases), what="the safe switch")
     wait_for(lambda: len(state_of(run).versions) > 2, what="two versions")
+    assert "at the next safe point" in send("evaluate", {"policy": "theta-0001", "samples": 3}).effect
+    test = wait_for(lambda: state_of(run).measured("theta-0001", "h0000", 3), what="the test that was asked for")
+    assert (test.label, test.n) == ("asked by tester", state_of(run).splits["test"])
     send("rollback", {"policy": "theta-0001"})
     wait_for(lambda: any(e.what == "rollback" for e in events_of(run) if isinstance(e, r.CommandTaken)))
     assert send("stop").ok

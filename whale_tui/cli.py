@@ -134,7 +134,8 @@ def ctl(
     """Send a control to a run, e.g. `ctl quickstart veto harness=h0003 reason="reads the clock"`.
 
     Commands: status, pause, resume, switch [--now], pin [HARNESS], unpin, approve HARNESS, veto HARNESS REASON,
-    propose FILE [parent=.. hypothesis=..], rollback policy=.. harness=.., set KEY=VALUE.., stop.
+    propose FILE [parent=.. hypothesis=..], rollback policy=.. harness=.., evaluate [POLICY HARNESS SAMPLES],
+    set KEY=VALUE.., stop.
     json: print the reply as JSON. dry_run: only say what would happen. id: idempotency key; the same one twice has
     one effect.
     """
@@ -231,7 +232,10 @@ def _control_args(command: str, words: list[str]) -> dict[str, Any]:
     """`key=value` words, and the plain words of the commands that have an obvious first argument."""
     import tomli
 
-    plain = {"pin": ["harness"], "approve": ["harness"], "veto": ["harness", "reason"], "propose": ["file"]}
+    plain = {
+        "pin": ["harness"], "approve": ["harness"], "veto": ["harness", "reason"], "propose": ["file"],
+        "evaluate": ["policy", "harness", "samples"],
+    }  # fmt: skip
     positions, values = list(plain.get(command, [])), {}
     for word in words:
         key, equals, text = word.partition("=")

@@ -468,6 +468,14 @@ AnyEvent = (
     | Looked
     | PhaseStarted
     | StepSampled
+class EvaluationDropped(Event, tag="evaluation_dropped"):
+    """A pair that a person wanted measured can't be: its weights are gone or damaged."""
+
+    policy: str
+    harness: str
+    reason: str
+
+
     | VersionPublished
     | StepFinished
     | CandidateProposed
@@ -495,6 +503,7 @@ encode_event = msgspec.json.Encoder().encode
 
 class Demonstration(Struct, frozen=True):
     """A worked example of a domain's brief. It belongs to no split."""
+    | EvaluationDropped
 
     task: dict[str, Any]
     tools: list[dict[str, Any]] = []

@@ -90,6 +90,9 @@ class Test(Struct, frozen=True):
     label: str
 
 
+    samples: int
+    asked: int = 0
+    """Number of the wish that this answers; 0: a test that the config names."""
 class Finish(Struct, frozen=True):
     reason: str
 
@@ -106,6 +109,9 @@ def next_action(state: RunState, config: Config) -> Action:
         raise ValueError("the run has not started")
     if state.phase == "weight":
         return _weight(state, config, state.settings)
+    if state.wanted and state.open_step is None and state.switch != "now":
+        w = state.wanted[0]
+        return Test(w.policy, w.harness, f"asked by {w.who}", w.samples or config.test.samples or 1, w.number)
     if state.phase == "harness":
         return _harness(state, config, state.settings)
     return _between(state, config, state.settings)
@@ -115,20 +121,20 @@ def next_action(state: RunState, config: Config) -> Action:
 
 
 def _between(state: RunState, config: Config, settings: Settings) -> Action:
-    due = config.test.at != "end"
+    due, samples = config.test.at != "end", config.test.samples
     if not state.phases:
         if due and _untested(state, config, "theta-0000", "h0000"):
-            return Test("theta-0000", "h0000", "start")
+            return Test("theta-0000", "h0000", "start", samples)
         if _alternates(state) and config.run.first_phase == "auto" and state.looked is None:
             return Look()
     phase, cycle, reason = _following(state, config)
     over = _over(state, config, settings, phase, cycle)
     if over and _untested(state, config, "theta-0000", "h0000"):
-        return Test("theta-0000", "h0000", "start")
+        return Test("theta-0000", "h0000", "start", samples)
     if state.phases and _untested(state, config, state.policy, state.harness):
         cycle_over = config.test.at == "cycles" and cycle != state.cycle
         if over or cycle_over or config.test.at == "phases":
-            return Test(state.policy, state.harness, "end" if over else f"cycle {state.cycle}")
+            return Test(state.policy, state.harness, "end" if over else f"cycle {state.cycle}", samples)
     if over:
         return Finish(over)
     if phase == "harness" and _skips_search(state, config):  # and no weight phase to go on with
@@ -138,7 +144,7 @@ def _between(state: RunState, config: Config, settings: Settings) -> Action:
 
 def _untested(state: RunState, config: Config, policy: str, harness: str) -> bool:
     pair = state.versions[policy].hash, state.harnesses[harness].source_hash
-    return bool(config.test.samples) and state.test_of(*pair) is None
+    return bool(config.test.samples) and state.test_of(*pair, config.test.samples) is None
 
 
 def _following(state: RunState, config: Config) -> tuple[Phase, int, str]:

@@ -17,6 +17,9 @@ from whale_tui import records as r
 from whale_tui.loop.state import RunState
 from whale_tui.records import Settings
 
+MOST_SAMPLES = 1000
+"""Episodes a task of one evaluation that a person may ask for."""
+
 
 class Refused(Exception):
     """The command can't be done now; the text says why and what would."""
@@ -147,6 +150,32 @@ def _rollback(state: RunState, args: dict[str, Any], who: str) -> Plan:
     )
 
 
+def _evaluate(state: RunState, args: dict[str, Any], who: str) -> Plan:
+    policy, harness = str(args.get("policy") or state.policy), str(args.get("harness") or state.harness)
+    if policy not in state.versions:
+        raise Refused(f"no policy version {policy}; there are {', '.join(state.versions)}")
+    candidate = _candidate(state, harness)
+    if candidate.outcome in ("invalid", "crash", "timeout") or not candidate.checked:
+        raise Refused(f"{harness} can't be measured: it is {candidate.outcome or 'not checked yet'}")
+    if not state.splits.get("test"):
+        raise Refused("D_test has no tasks to measure a pair on")
+    try:
+        samples = int(args.get("samples") or 0)
+    except (TypeError, ValueError):
+        raise Refused("samples is the number of episodes a task") from None
+    if not 0 <= samples <= MOST_SAMPLES:
+        raise Refused(f"samples must be from 1 to {MOST_SAMPLES}")
+    wish = {"policy": policy, "harness": harness} | ({"samples": samples} if samples else {})
+    if test := state.measured(policy, harness, samples):
+        mean = f"mean@{test.samples} {test.mean:.1%} [{test.low:.1%}, {test.high:.1%}] on D_test"
+        return Plan(effect=f"{policy} with {harness} is measured already: {mean}", args=wish)
+    when = "once the run is resumed" if state.status == "paused" else "at the next safe point"
+    if state.awaited(policy, harness, samples):
+        return Plan(effect=f"{policy} with {harness} is already to be measured {when}", args=wish)
+    often = f", {samples} episodes a task" if samples else ""
+    return Plan(effect=f"{policy} with {harness} is measured on D_test {when}{often}; it decides nothing", args=wish)
+
+
 def _set(state: RunState, args: dict[str, Any], who: str) -> Plan:
     if not args or state.settings is None:
         raise Refused(f"set KEY=VALUE; keys: {', '.join(Settings.__struct_fields__)}")
@@ -194,6 +223,9 @@ CONTROLS = {
         Control("approve", "let a waiting candidate go on", ("harness",), _approve),
         Control("veto", "refuse a candidate, with a reason for the proposer", ("harness", "reason"), _veto),
         Control("rollback", "go on from an earlier pair", ("policy", "harness"), _rollback),
+        Control(
+            "evaluate", "measure a pair on D_test; no decision uses it", ("policy", "harness", "samples"), _evaluate
+        ),
         Control("set", "change a setting for the phases to come", tuple(Settings.__struct_fields__), _set),
         Control("stop", "end the run, resumable", (), _stop),
     )

@@ -12,6 +12,7 @@ from whale_tui import records as r
 from whale_tui.records import Episode
 
 if TYPE_CHECKING:
+    from whale_tui.loop.alternation import Test
     from whale_tui.loop.run import Run
 
 RESAMPLES = 2000
@@ -68,22 +69,25 @@ def bootstrap(values: Sequence[float]) -> Interval:
     return Interval(sum(values) / n, means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1])
 
 
-async def test(run: Run, policy: str, harness: str, label: str) -> None:
-    """mean@k of a pair on D_test. It influences nothing."""
+async def test(run: Run, action: Test) -> None:
+    """mean@k of a pair on D_test. It influences nothing: not the decisions, nor the random streams of what follows."""
     from whale_tui.loop.rollouts import Job
 
-    state, samples = run.state, run.config.test.samples
-    subject, version = run.subject(harness), state.versions[policy]
+    state, samples = run.state, action.samples
+    subject, version = run.subject(action.harness), state.versions[action.policy]
     jobs = [Job(task, subject, k) for task in run.tasks["test"] for k in range(samples)]
+    what = f"testing {version.name} x {subject.id} on D_test"
+    if action.asked:
+        what += f" ({action.label})"
     episodes, batch = await run.episodes(
-        jobs, "test", f"testing {version.name} x {subject.id} on D_test", policy=policy
+        jobs, "test", what, step=action.asked, iteration=action.asked, policy=version.name
     )
     by_task = results(episodes)
     interval = mean_at_k(by_task)
     score = r.TestScore(
         policy=version.name, harness=subject.id, policy_hash=version.hash, harness_hash=subject.hash,
         mean=interval.mean, low=interval.low, high=interval.high, n=len(by_task), samples=samples,
-        pass_at=batch.pass_at or 0.0, label=label,
+        pass_at=batch.pass_at or 0.0, label=action.label,
     )  # fmt: skip
     segment = run.journal.write_segment(episodes)
     run.record(r.TestScored(score=score, batch=batch, segment=segment.name), segments=[segment])

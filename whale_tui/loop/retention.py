@@ -9,10 +9,10 @@ from whale_tui.rundir import RunDir
 
 
 def kept_versions(state: RunState, newest: int) -> set[str]:
-    """Versions that stay: the newest few, the current one, every tested one, and those that a phase ended with."""
+    """Versions that stay: the newest few, the current one, those tested or to be tested, and every phase's last."""
     names = list(state.versions)
     ends = {v.cycle: v.name for v in state.versions.values()}
-    return {state.policy, *names[-newest:], *(t.policy for t in state.tests), *ends.values()}
+    return {state.policy, *names[-newest:], *(t.policy for t in [*state.tests, *state.wanted]), *ends.values()}
 
 
 def clean(rundir: RunDir, state: RunState, newest: int) -> None:

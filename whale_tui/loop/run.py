@@ -189,6 +189,16 @@ class Run:
                 await harness_phase.propose(self, action.iteration)
             case todo.Check():
                 await harness_phase.check(self, action.harnesses)
+    async def _test(self, action: todo.Test) -> None:
+        """A pair that a person asked for and that can't be had any more stops nothing."""
+        try:
+            await evaluation.test(self, action)
+        except PolicyFailure as failure:
+            if not action.asked or failure.kind != "artifact-corrupt" or action.policy == self.state.policy:
+                raise
+            self.served = ""
+            self.record(r.EvaluationDropped(policy=action.policy, harness=action.harness, reason=failure.detail))
+
             case todo.Ask():
                 await harness_phase.ask(self, action)
             case todo.EndIteration():
@@ -200,7 +210,7 @@ class Run:
             case todo.EndPhase():
                 harness_phase.end_phase(self, action)
             case todo.Test():
-                await evaluation.test(self, action.policy, action.harness, action.label)
+                await self._test(action)
             case todo.Finish():
                 self.record(r.RunFinished(status="finished", reason=action.reason))
 
@@ -268,7 +278,7 @@ class Run:
         if what == "propose":
             return self._take_proposal(id, who, args, dry_run), False
         planned = control.plan(self.state, what, args, who)
-        if what == "rollback" and not self._on_disk(planned.args["policy"]):
+        if what in ("rollback", "evaluate") and not self._on_disk(planned.args["policy"]):
             kept = ", ".join(name for name in self.state.versions if self._on_disk(name))
             raise control.Refused(f"{planned.args['policy']} is no longer kept (retention.keep_versions); {kept} are")
         if not dry_run:

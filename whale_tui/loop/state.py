@@ -118,6 +118,16 @@ class PhaseRecord(Struct):
     end_value: float | None = None
 
 
+class Wanted(Struct):
+    """A pair that a person wants measured on D_test; `number` counts such wishes, `samples` 0 is as configured."""
+
+    number: int
+    policy: str
+    harness: str
+    samples: int
+    who: str
+
+
 class RunState(Struct):
     """Everything known of a run. Owned by whoever reduces; others read it."""
 
@@ -171,6 +181,9 @@ class RunState(Struct):
     commands: dict[str, str] = {}
     """Command id -> its effect, so that sending one twice has one effect."""
     warnings: list[str] = []
+    wanted: list[Wanted] = []
+    """Pairs to be measured at the next safe point, in order."""
+    asked: int = 0
     failures: int = 0
 
     # ------------------------------------------------------------------------------------------------ derived
@@ -192,8 +205,26 @@ class RunState(Struct):
     def current_phase(self) -> PhaseRecord | None:
         return self.phases[-1] if self.phase else None
 
-    def test_of(self, policy_hash: str, harness_hash: str) -> TestScore | None:
-        return next((t for t in self.tests if (t.policy_hash, t.harness_hash) == (policy_hash, harness_hash)), None)
+    def test_of(self, policy_hash: str, harness_hash: str, samples: int = 0) -> TestScore | None:
+        """The pair's test with the most samples a task, if it has at least that many."""
+        found = [t for t in self.tests if (t.policy_hash, t.harness_hash) == (policy_hash, harness_hash)]
+        return max((t for t in found if t.samples >= samples), key=lambda t: t.samples, default=None)
+
+    def measured(self, policy: str, harness: str, samples: int = 0) -> TestScore | None:
+        """`test_of` by the names of a pair; a test of invalid episodes alone measured nothing."""
+        found = self.test_of(self.versions[policy].hash, self.harnesses[harness].source_hash, samples)
+        return found if found and found.n else None
+
+    def awaited(self, policy: str, harness: str, samples: int = 0) -> Wanted | None:
+        """A wish for a pair that covers so many samples."""
+        return next(
+            (w for w in self.wanted if (w.policy, w.harness) == (policy, harness) and w.samples >= samples), None
+        )
+
+    @property
+    def start(self) -> TestScore | None:
+        """The test of the pair that the run began with."""
+        return self.measured("theta-0000", "h0000") if self.versions else None
 
     @property
     def best(self) -> TestScore | None:
@@ -433,6 +464,12 @@ def _resumed(s: RunState, e: r.Resumed) -> None:
 
 def _warned(s: RunState, e: r.Warned) -> None:
     s.warnings.append(e.text)
+        case "evaluate":
+            pair = e.args["policy"], e.args["harness"]
+            samples = e.args.get("samples", 0)
+            if not s.measured(*pair, samples) and not s.awaited(*pair, samples):
+                s.asked += 1
+                s.wanted.append(Wanted(s.asked, *pair, samples, e.who))
 
 
 def _failure(s: RunState, e: r.Failure) -> None:
@@ -442,7 +479,20 @@ def _failure(s: RunState, e: r.Failure) -> None:
 def _test_scored(s: RunState, e: r.TestScored) -> None:
     _spend(s, "test", e.batch)
     s.tests.append(e.score)
-    _mark(s, "test", e.score.mean, label=f"{e.score.policy} {e.score.harness}")
+    _no_longer_wanted(s, e.score.policy, e.score.harness, e.score.samples)
+    if (e.score.policy, e.score.harness) == (s.policy, s.harness):  # another pair is no point of this run's course
+        _mark(s, "test", e.score.mean, label=f"{e.score.policy} {e.score.harness}")
+
+
+def _evaluation_dropped(s: RunState, e: r.EvaluationDropped) -> None:
+    _no_longer_wanted(s, e.policy, e.harness)
+
+
+def _no_longer_wanted(s: RunState, policy: str, harness: str, samples: int | None = None) -> None:
+    s.wanted = [
+        w for w in s.wanted
+        if (w.policy, w.harness) != (policy, harness) or (samples is not None and w.samples > samples)
+    ]  # fmt: skip
 
 
 def _run_finished(s: RunState, e: r.RunFinished) -> None:
@@ -473,3 +523,4 @@ _REDUCERS: dict[type, Callable[[RunState, Any], None]] = {
     r.TestScored: _test_scored,
     r.RunFinished: _run_finished,
 }
+    r.EvaluationDropped: _evaluation_dropped,

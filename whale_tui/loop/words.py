@@ -71,6 +71,8 @@ def words(event: r.AnyEvent) -> str:
                 f"[{s.low:.1%}, {s.high:.1%}] on {s.n} tasks, pass@{s.samples} {s.pass_at:.1%}"
             )
         case r.RunFinished():
+        case r.EvaluationDropped():
+            return f"{event.policy} x {event.harness} is not measured: {event.reason}"
             return f"run {event.status}: {event.reason}"
 
 

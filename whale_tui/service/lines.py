@@ -112,7 +112,7 @@ def status(name: str, state: RunState, seen: str) -> dict[str, Any]:
         "phase": state.phase, "step": state.step, "iteration": state.iteration, "policy": state.policy,
         "harness": state.harness, "pinned": state.pinned or None, "episodes": state.episodes,
         "budget_used": state.budget_used, "budget": state.settings.budget_episodes if state.settings else None,
-        "start": pair(state.tests[0] if state.tests else None), "best": pair(state.best),
+        "start": pair(state.start), "best": pair(state.best),
         "ledger": {k: {f: getattr(v, f) for f in v.__struct_fields__} for k, v in state.ledger.items()},
         "phases": [f"{p.cycle}:{p.phase}" for p in state.phases], "events": state.seq, "warnings": len(state.warnings),
         "failures": state.failures,
@@ -139,7 +139,7 @@ def result(state: RunState) -> str:
     """What the run came to: start, best pair, and what it cost."""
     out = []
     if state.tests:
-        start, best = state.tests[0], state.best or state.tests[0]
+        start, best = state.start or state.tests[0], state.best or state.tests[0]
         for label, t in (("start", start), ("best ", best)):
             out.append(
                 f"{label} {t.policy} x {t.harness}: mean@{t.samples} {t.mean:.1%} [{t.low:.1%}, {t.high:.1%}] on D_test"

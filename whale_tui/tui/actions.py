@@ -140,6 +140,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("harness.pin", "P", "keep a harness in place", "pin", "pin", _CELLS, _engine, "pin"),
     Action("harness.unpin", "U", "let the search change the harness again", "unpin", "unpin", _CELLS, _pinned),
     Action("pair.roll-back", "B", "go on from an earlier pair", "roll_back", "rollback", _CELLS, _engine),
+    Action("pair.evaluate", "V", "measure the pair on D_test at the next safe point; no decision uses it", "evaluate",
+           "evaluate", ("lineage",), _engine, "evaluate"),
     Action("pair.export", "O", "copy the pair's harness and adapter into a folder of yours", "export", "", ("lineage",),
            _run, "export"),
     Action("episodes.filter", "slash", "filter: verdict=, task=, policy=, harness=, phase=, purpose=, or any text",

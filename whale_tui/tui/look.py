@@ -59,6 +59,7 @@ class Glyphs:
     times: str = "×"
     arrow: str = "→"
     pin: str = "◉"
+    star: str = "★"
     on: str = "●"
     off: str = "○"
     gutter: str = "▎"
@@ -73,8 +74,8 @@ class Glyphs:
 UNICODE = Glyphs()
 ASCII = Glyphs(
     cursor=">", raw=".", iteration="o", accepted="A", test="T", switch="|", weight_band="=", harness_band="-",
-    full="#", empty=".", yes="+", no="x", dot="-", times="x", arrow="->", pin="P", on="*", off="o", gutter="|",
-    sampled="|", rule="-", bar="|", tick="+", minus="-", braille=False,
+    full="#", empty=".", yes="+", no="x", dot="-", times="x", arrow="->", pin="P", star="!", on="*", off="o",
+    gutter="|", sampled="|", rule="-", bar="|", tick="+", minus="-", braille=False,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Lineage: harnesses by policy versions, each cell the pair's success rate on D_harness and from how many episodes."""
+"""Lineage: harnesses by policy versions, each cell a pair: its success rate on D_harness and n, its test on D_test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whale_tui.tui.page import Page
 from whale_tui.tui.panes import Pane, View
 from whale_tui.tui.plain import fit, line
 
-CELL = 15
+CELL = 22
 
 
 class Grid(Pane):
@@ -60,33 +60,42 @@ class Grid(Pane):
         self.first = max(self.first, self.column - fitting + 1, 0)
         self.first = min(self.first, max(0, len(versions) - fitting))
         seen = range(self.first, min(len(versions), self.first + fitting))
+        told = f"success rate on D_harness, n episodes; {g.test} mean on D_test; {g.star} best measured"
         head: list[str | tuple[str, str]] = [" " * 10]
         for n in seen:
             name, is_current = versions[n]
             style = look("title") if is_current else look("muted")
-            head.append((fit(name + ("*" if is_current else ""), CELL), style))
+            head.append((fit(name + (f" {g.on}" if is_current else ""), CELL), style))
         more = f" {len(versions)} versions" + (f", {self.first} before" if self.first else "")
         self.name_it(f"lineage {g.dot} {len(rows)} harnesses {g.dot}{more}")
         out = []
-        for row, (name, cells, _) in enumerate(rows):
+        for row, (name, cells, tests) in enumerate(rows):
             mark = g.pin if name == pinned else g.accepted if name == current else " "
             parts: list[str | tuple[str, str]] = [
                 (f"{mark} ", look("pinned" if name == pinned else "accepted")),
                 (fit(name, 8), "bold" if name == current else ""),
             ]
             for n in seen:
-                cell = cells[n]
-                style = look("best") if (name, n) == best else "" if cell else look("faint")
-                rate = percent(cell[0]) + (f" {g.test}" if (name, n) == best else "") if cell else g.dot
-                count = f"n {cell[1]}" if cell else ""
+                cell, is_best = cells[n], (name, n) == best
+                mark = g.star if is_best else " "
+                pieces = [
+                    (
+                        fit(percent(cell[0]) + mark if cell else g.dot, 7),
+                        look("best") if is_best else "" if cell else look("faint"),
+                    ),
+                    (fit(f"n {cell[1]}" if cell else "", 6), look("faint")),
+                    (fit(self._test(tests.get(n)), CELL - 15), look("test" if n in tests else "faint")),
+                ]
                 if row == self.cursor and n == self.column:
-                    parts.append((fit(fit(rate, 8) + count, CELL - 1), "reverse"))
-                else:
-                    parts += [(fit(rate, 8), style), (fit(count, CELL - 9), look("faint"))]
-                parts.append(" ")
+                    pieces = [("".join(text for text, _ in pieces), "reverse")]
+                parts += [*pieces, "  "]
             out.append(line(*parts))
         self.note(self._explained(snap))
-        return out, [line(*head)]
+        return out, [line((told, look("faint"))), line(*head)]
+
+    def _test(self, test: float | str | None) -> str:
+        """A mean on D_test, or that it is to come."""
+        return "" if test is None else f"{self.look.glyphs.test}{test if isinstance(test, str) else percent(test)}"
 
     def _explained(self, snap: Any) -> str:
         """The cell under the cursor in words."""
@@ -98,7 +107,7 @@ class Grid(Pane):
         test = tests.get(self.column)
         words = f"{policy} {self.look.glyphs.times} {name}"
         words += f": {percent(cell[0])} of {cell[1]} episodes" if cell else ": not measured"
-        words += f", test {percent(test)}" if test is not None else ""
+        words += f", test {test if isinstance(test, str) else percent(test)}" if test is not None else ""
         return words + (", best measured" if (name, self.column) == best else "")
 
     @property
@@ -119,11 +128,14 @@ class Grid(Pane):
 
 
 def grid_of(state: RunState) -> tuple[Any, ...]:
-    """((version, is current), ...), ((harness, cells, tests by column), ...), current, pinned, best cell."""
+    """((version, is current), ...), ((harness, cells, tests by column), ...), current, pinned, best cell.
+
+    Versions: those measured or to be measured, the last of each cycle, the current one. A test is a mean, or "asked".
+    """
     names = {v.hash: v.name for v in state.versions.values()}
     measured = {h for c in state.harnesses.values() for h in c.scores} | {t.policy_hash for t in state.tests}
-    if state.policy:
-        measured.add(state.policy_hash)
+    last = {v.cycle: v.name for v in state.versions.values()}
+    measured |= {state.versions[v].hash for v in (*last.values(), *(w.policy for w in state.wanted), state.policy) if v}
     hashes = [h for h in names if h in measured]
     rows, best = [], None
     for c in state.harnesses.values():
@@ -134,7 +146,10 @@ def grid_of(state: RunState) -> tuple[Any, ...]:
             cells.append(None if mean is None else (mean, sum(b.episodes - b.invalid for b in parts)))
             if mean is not None and (best is None or mean > best[0]):
                 best = (mean, c.id, n)
-        tests = {hashes.index(t.policy_hash): t.mean for t in state.tests if t.harness_hash == c.source_hash}
+        tests: dict[int, float | str] = {
+            hashes.index(t.policy_hash): t.mean for t in state.tests if t.harness_hash == c.source_hash and t.n
+        }
+        tests |= {hashes.index(state.versions[w.policy].hash): "asked" for w in state.wanted if w.harness == c.id}
         rows.append((c.id, tuple(cells), tests))
     versions = tuple((names[h], names[h] == state.policy) for h in hashes)
     return versions, tuple(rows), state.harness, state.pinned, best and (best[1], best[2])
@@ -157,6 +172,10 @@ class LineagePage(Page):
     def pair(self) -> tuple[str, str] | None:
         grid = self.query_one(Grid)
         return (grid.policy, grid.harness) if grid.policy and grid.harness else None
+
+    def do_evaluate(self) -> None:
+        if pair := self.pair():
+            self.app.send("evaluate", {"policy": pair[0], "harness": pair[1]})
 
     @work
     async def do_export(self) -> None:
