@@ -27,6 +27,25 @@ app = App(
 )
 
 
+def _run_names(context: Any) -> list[str]:
+    """For shell completion."""
+    from whale_tui.service import discovery
+
+    return [run.name for run in discovery.list_runs()]
+
+
+RunName = Annotated[str, Parameter(completer=_run_names)]
+
+app.register_install_completion_command(
+    help="Let the shell complete commands, options and names of runs (bash, zsh, fish); writes its start-up file."
+)
+app.command(
+    "whale_tui.doctor.command:doctor",
+    name="doctor",
+    help="Check whether a run may start, with a mend for each failure.",
+)
+
+
 def main() -> None:
     sys.exit(_guarded(sys.argv[1:]))
 
@@ -78,7 +97,7 @@ def run(
     mouse: bool = True,
     theme: str | None = None,
 ) -> int:
-    """Start a run, or go on with one: TARGET is a config file, a run directory or the name of a run.
+    """Start a run, or go on with one: TARGET is a config file, a folder that `init` wrote, or a run, by name or path.
 
     set: change a config value, e.g. --set run.seed=1 (may be repeated). new: start anew under the next free name.
     headless: print progress lines instead of opening the application (also where output is no terminal); Ctrl-C stops
@@ -107,8 +126,22 @@ def run(
 
 
 @app.command
+def init(folder: Path, *, force: bool = False) -> int:
+    """Write a working folder for tasks of your own: config, ten tasks, verifier, harness, brief, and what each is.
+
+    FOLDER is also the name of its run. force: write into a folder that is not empty; files of the same names are lost.
+    """
+    from whale_tui import starter
+
+    for file in starter.write(folder, force=force):
+        print(f"wrote {file}")
+    print(f"next: whale-tui doctor {folder}, then whale-tui run {folder}; {folder / 'README.md'} says what to change")
+    return 0
+
+
+@app.command
 def attach(
-    run: str = "", *, headless: bool = False, ascii: bool = False, mouse: bool = True, theme: str | None = None
+    run: RunName = "", *, headless: bool = False, ascii: bool = False, mouse: bool = True, theme: str | None = None
 ) -> int:
     """Watch a run; leaving it changes nothing. Without RUN: the one that runs, or the newest.
 
@@ -129,7 +162,7 @@ def attach(
 
 @app.command
 def ctl(
-    run: str, command: str, *args: str, json: bool = False, dry_run: bool = False, id: str = "", now: bool = False
+    run: RunName, command: str, *args: str, json: bool = False, dry_run: bool = False, id: str = "", now: bool = False
 ) -> int:
     """Send a control to a run, e.g. `ctl quickstart veto harness=h0003 reason="reads the clock"`.
 
@@ -165,7 +198,7 @@ def ctl(
 
 
 @app.command
-def status(run: str, *, json: bool = False) -> int:
+def status(run: RunName, *, json: bool = False) -> int:
     """Where a run stands, from its journal: needs no engine. json: one object."""
     import msgspec
 
@@ -217,7 +250,7 @@ def config(target: Path | None = None, *, set: Annotated[list[str] | None, Param
 
 
 @app.command
-def repair(run: str) -> int:
+def repair(run: RunName) -> int:
     """Go back to the last good state of a damaged journal. The broken file is kept beside it."""
     from whale_tui.journal import repair as repair_journal
 

@@ -6,9 +6,11 @@ was killed asks with the state that its journal yields, and gets the same answer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
-from whale_tui.config import Config
+from whale_tui.config import Config, ConfigError
 from whale_tui.loop import switching
 from whale_tui.loop.state import Candidate, PhaseRecord, RunState
 from whale_tui.records import Batch, Phase, Settings
@@ -378,3 +380,18 @@ def iteration_cost(state: RunState, config: Config, settings: Settings, first: b
     if first:
         return (1 + config.harness.revisit) * dev + (2 if config.harness.revisit else 1) * held_out
     return settings.candidates * (dev + 1) + held_out
+
+
+def refuse_small_budget(config: Config, settings: Settings, splits: Mapping[str, int]) -> None:
+    """Raises ConfigError where the budget holds no round of what the condition runs."""
+    probe = RunState(splits=dict(splits), condition=config.run.condition)
+    step, more = step_cost(config), iteration_cost(probe, config, settings, first=False)
+    search = iteration_cost(probe, config, settings, first=True) + more
+    need = {"weight-only": step, "harness-only": search}.get(config.run.condition, max(step, search))
+    if config.run.first_phase == "auto" and config.run.condition in ("whale", "adaptive", "fst"):
+        need += min(config.run.look_episodes, splits["weight"])
+    if settings.budget_episodes < need:
+        raise ConfigError(
+            f"run.budget_episodes = {settings.budget_episodes} is too small for one round: "
+            f"a step takes {step} episodes, a search of one iteration {search}; set it to {need} or more"
+        )

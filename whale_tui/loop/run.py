@@ -93,7 +93,7 @@ class Run:
         per_epoch = config.steps_per_epoch(splits["weight"])
         settings = config.settings(per_epoch)
         source = Path(config.domain.harness).read_text() if config.domain.harness else self.domain.h0
-        self._refuse_small_budget(settings, splits)
+        todo.refuse_small_budget(config, settings, splits)
         self.rundir.write_harness("h0000", source, {"hypothesis": "the base harness", "proposer": "domain"})
         self.record(
             r.RunStarted(
@@ -121,21 +121,6 @@ class Run:
             raise JournalError(
                 f"{self.journal.path}: the ledger says {ledger}, the episode records {counted}; "
                 f"`whale-tui repair {self.rundir.name}` rebuilds the records from what is good"
-            )
-
-    def _refuse_small_budget(self, settings: r.Settings, splits: dict[str, int]) -> None:
-        probe = RunState(splits=splits, condition=self.config.run.condition)
-        step, iteration = todo.step_cost(self.config), todo.iteration_cost(probe, self.config, settings, first=False)
-        first = todo.iteration_cost(probe, self.config, settings, first=True)
-        need = {"weight-only": step, "harness-only": first + iteration}.get(
-            self.config.run.condition, max(step, first + iteration)
-        )
-        if self.config.run.first_phase == "auto" and self.config.run.condition in ("whale", "adaptive", "fst"):
-            need += min(self.config.run.look_episodes, splits["weight"])
-        if settings.budget_episodes < need:
-            raise ConfigError(
-                f"run.budget_episodes = {settings.budget_episodes} is too small for one round: "
-                f"a step takes {step} episodes, a search of one iteration {first + iteration}; set it to {need} or more"
             )
 
     # ------------------------------------------------------------------------------------------------ the main loop

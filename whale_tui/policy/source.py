@@ -43,7 +43,33 @@ def resolve(name: str, progress: Progress = lambda text: None) -> Path:
         return _checked(folder)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
         return _checked(_from_hub(name, progress))
-    raise PolicyFailure("bad-model", f'"{name}" is no folder, no hub id (owner/name) and not "{EMBEDDED}"')
+    raise _no_model(name)
+
+
+def on_disk(name: str) -> Path | None:
+    """The folder of a model that is on this machine already; None where it would have to be fetched or unpacked first.
+
+    name: as for `resolve`. Raises PolicyFailure("bad-model", ...) for what is no model, here or elsewhere.
+    """
+    if name == EMBEDDED:
+        kept = cache_folder() / EMBEDDED
+        return kept if (kept / "config.json").exists() else None
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _checked(folder)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            return _checked(Path(snapshot_download(name, local_files_only=True)))
+        except (LocalEntryNotFoundError, PolicyFailure):  # not here, or half of it
+            return None
+    raise _no_model(name)
+
+
+def _no_model(name: str) -> PolicyFailure:
+    return PolicyFailure("bad-model", f'"{name}" is no folder, no hub id (owner/name) and not "{EMBEDDED}"')
 
 
 def cache_folder() -> Path:

@@ -40,7 +40,9 @@ from whale_tui.service.server import Server, socket_path
 
 log = logging.getLogger("engine")
 
-EXPECTED = (ConfigError, DomainError, doctor.MayNotStart, RunDirError, JournalError, PolicyFailure, SealUnavailable, OSError)
+EXPECTED = (
+    ConfigError, DomainError, doctor.MayNotStart, RunDirError, JournalError, PolicyFailure, SealUnavailable, OSError,
+)  # fmt: skip
 """What a person can mend: reported in one message, without a traceback."""
 
 

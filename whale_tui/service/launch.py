@@ -29,8 +29,8 @@ def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -
     """The run directory for a config file, a folder that `init` wrote, a run directory or a run's name; made where the
     config has none yet.
 
-    A run that exists goes on with the config it was started with, unless nothing of it has happened yet. `new` takes the
-    next free name instead (of a run: with that run's config).
+    A run that exists goes on with the config it was started with, unless nothing of it has happened yet. `new` takes
+    the next free name instead (of a run: with that run's config).
     Raises ConfigError or RunDirError.
     """
     if (target / "run.toml").is_file():

@@ -1,0 +1,31 @@
+"""The public columns, one call: the reply as it is, is the answer."""
+
+SYSTEM = ""
+TURN = "{question}"
+EXAMPLES = []
+MAX_TOKENS = 256
+STOP = []
+
+
+def ask(task, tools):
+    return TURN.format(**task)
+
+
+def messages(turn):
+    chat = [{"role": "system", "content": SYSTEM}] if SYSTEM else []
+    for user, assistant in EXAMPLES:
+        chat += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    return [*chat, {"role": "user", "content": turn}]
+
+
+def parse(text, tools):
+    return text.strip()
+
+
+def attempt(chat, model, tools):
+    reply = model.chat(chat, max_tokens=MAX_TOKENS, stop=STOP)
+    return parse(reply.text, tools)
+
+
+def run(task, model, tools):
+    return attempt(messages(ask(task, tools)), model, tools)
