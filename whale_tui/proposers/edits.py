@@ -20,11 +20,12 @@ KINDS: dict[str, frozenset[str]] = {
     "format": frozenset({"TURN", "parse"}),
     "examples": frozenset({"EXAMPLES"}),
     "system": frozenset({"SYSTEM", "messages"}),
-    "search": frozenset({"SEARCH_K", "PASSAGE_CHARS", "PASSAGE", "ask"}),
+    "search": frozenset({"SEARCH_K", "PASSAGE_CHARS", "PASSAGE", "ask", "LISTED", "MOVE", "listed", "turn"}),
     "query": frozenset({"query"}),
     "length": frozenset({"MAX_TOKENS", "STOP"}),
+    "turns": frozenset({"TURNS", "OUTPUT"}),
     "retry": frozenset({"RETRIES", "RETRY", "attempt"}),
-    "vote": frozenset({"VOTES", "run"}),
+    "vote": frozenset({"VOTES", "choose", "run"}),
 }
 """What a change to each documented name is a change of: how the search tells which kinds of edit pay."""
 
