@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whale_tui.config import ConfigError
 from whale_tui.doctor.checkup import Checkup, Finding, Timed, fail, ok, told, warn
 from whale_tui.domains.base import DomainError
 from whale_tui.harness.checks import source_hash
@@ -163,17 +164,20 @@ async def proposer(checkup: Checkup) -> Finding:
     """Who writes candidates can be reached: a proposer may have `preflight() -> list[str]`, as a domain may."""
     from whale_tui.service.engine import _proposer
 
-    kind = checkup.config.proposer.kind
-    built = _proposer(checkup.config, checkup.domain)
-    if built is None:
-        return ok("a person proposes: from the app, or with whale-tui ctl RUN propose FILE")
-    preflight = getattr(built, "preflight", None)
-    said = preflight() if preflight is not None else []
-    problems = await said if inspect.isawaitable(said) else said
-    if problems:
-        first, _, mend = problems[0].partition("; ")
-        return fail(f"{kind}: {first}", mend, problems[1:])
-    return ok(f"{kind} is ready")
+    try:
+        built = _proposer(checkup.config, checkup.domain)
+    except ConfigError as error:
+        return told(error)
+    ready = []
+    for member in getattr(built, "members", [built]):
+        preflight = getattr(member, "preflight", None)
+        said = preflight() if preflight is not None else []
+        problems = await said if inspect.isawaitable(said) else said
+        if problems:
+            first, _, mend = problems[0].partition("; ")
+            return fail(f"{member.name}: {first}", mend, problems[1:])
+        ready.append("a person" if member is None else member.name)
+    return ok(f"candidates are written by {', '.join(ready)}")
 
 
 async def episode(checkup: Checkup) -> Finding:

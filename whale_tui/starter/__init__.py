@@ -6,9 +6,11 @@ import re
 import shutil
 from pathlib import Path
 
+from whale_tui.domains import rows
 from whale_tui.rundir import RunDirError
 
 FOLDER = Path(__file__).with_name("folder")
+HARNESS = Path(rows.__file__).with_name("harness.py")
 NAMED = ("run.toml", "README.md")
 """Files in which NAME stands for the folder's name."""
 
@@ -27,7 +29,7 @@ def write(folder: Path, *, force: bool = False) -> list[Path]:
         raise RunDirError(f"{folder} is not empty, and nothing was written; take another name, or --force to overwrite")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for source in sorted(path for path in FOLDER.iterdir() if path.is_file()):
+    for source in [*sorted(path for path in FOLDER.iterdir() if path.is_file()), HARNESS]:
         target = folder / source.name
         if source.name in NAMED:
             text = source.read_text(encoding="utf-8")

@@ -1,9 +1,17 @@
-"""What the `rules` proposer knows of rows of any kind: four forms of an answer, each with its parser."""
+"""What the `rules` proposer knows of rows of any kind: five forms of an answer, each with its parser."""
 
 from __future__ import annotations
 
-from whale_tui.proposers.edits import DomainRules, Format
+from collections.abc import Mapping
+from typing import Any
 
+from whale_tui.proposers.edits import DomainRules, Format
+from whale_tui.records import Demonstration
+
+WHOLE = """
+def parse(text, tools):
+    return text.strip()
+"""
 LINE = """
 def parse(text, tools):
     return text.strip().split("\\n")[0].strip()
@@ -28,6 +36,12 @@ def rules_for(turn: str) -> DomainRules:
     """The rules for a user turn that shows the public columns, a format string."""
     return DomainRules(
         formats=(
+            Format(
+                words="the whole reply",
+                turns=(turn, f"{turn}\nReply with the answer alone.", f"{turn}\nAnswer:"),
+                shown="{answer}",
+                parse=WHOLE,
+            ),
             Format(
                 words="the bare answer on the first line",
                 turns=(turn, f"{turn}\nReply with the answer alone.", f"{turn}\nAnswer:"),
@@ -55,5 +69,15 @@ def rules_for(turn: str) -> DomainRules:
                 parse=LAST,
             ),
         ),
+        fields=_fields,
         systems=("Reply with the answer and nothing else.", "You are careful. You answer in as few words as you can."),
     )
+
+
+def _fields(shown: Demonstration, constants: Mapping[str, Any]) -> dict[str, str]:
+    """As `shown` of harness.py writes them."""
+
+    def text(value: Any) -> str:
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+    return {**{name: text(value) for name, value in shown.task.items()}, "answer": shown.answer}

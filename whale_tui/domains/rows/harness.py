@@ -1,4 +1,8 @@
-"""The public columns, one call: the reply as it is, is the answer."""
+"""h0: one call with the public columns; the reply, as it is, is the answer.
+
+It runs sealed: no files, no network, no clock. The names in capitals, and `ask`, `messages`, `parse`, `attempt` and
+`run`, are those that the built-in proposer knows how to edit.
+"""
 
 SYSTEM = ""
 TURN = "{question}"
@@ -8,7 +12,11 @@ STOP = []
 
 
 def ask(task, tools):
-    return TURN.format(**task)
+    return TURN.format(**{name: shown(value) for name, value in task.items()})
+
+
+def shown(value):
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def messages(turn):
