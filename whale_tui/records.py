@@ -457,6 +457,14 @@ class TestScored(Event, tag="test_scored"):
     segment: str
 
 
+class EvaluationDropped(Event, tag="evaluation_dropped"):
+    """A pair that a person wanted measured can't be: its weights are gone or damaged."""
+
+    policy: str
+    harness: str
+    reason: str
+
+
 class RunFinished(Event, tag="run_finished"):
     status: Literal["finished", "stopped"]
     reason: str
@@ -468,14 +476,6 @@ AnyEvent = (
     | Looked
     | PhaseStarted
     | StepSampled
-class EvaluationDropped(Event, tag="evaluation_dropped"):
-    """A pair that a person wanted measured can't be: its weights are gone or damaged."""
-
-    policy: str
-    harness: str
-    reason: str
-
-
     | VersionPublished
     | StepFinished
     | CandidateProposed
@@ -492,6 +492,7 @@ class EvaluationDropped(Event, tag="evaluation_dropped"):
     | Warned
     | Failure
     | TestScored
+    | EvaluationDropped
     | RunFinished
 )
 
@@ -503,7 +504,6 @@ encode_event = msgspec.json.Encoder().encode
 
 class Demonstration(Struct, frozen=True):
     """A worked example of a domain's brief. It belongs to no split."""
-    | EvaluationDropped
 
     task: dict[str, Any]
     tools: list[dict[str, Any]] = []
