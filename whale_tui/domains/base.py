@@ -151,9 +151,11 @@ def read_h0(module_file: str) -> str:
     return _read(Path(module_file).with_name("harness.py"))
 
 
-def read_brief(module_file: str, tools: dict[str, str], demonstrations: Sequence[Demonstration]) -> Brief:
+def read_brief(
+    module_file: str, tools: dict[str, str], demonstrations: Sequence[Demonstration], name: str = "brief.md"
+) -> Brief:
     """`brief.md` beside a domain's module, with what its tools do and demonstrations that belong to no split."""
-    return Brief(text=_read(Path(module_file).with_name("brief.md")), tools=tools, demonstrations=list(demonstrations))
+    return Brief(text=_read(Path(module_file).with_name(name)), tools=tools, demonstrations=list(demonstrations))
 
 
 def _from_name(name: str) -> ModuleType:

@@ -27,8 +27,8 @@ from whale_tui.records import Call, Episode, Phase, Purpose, Sampling, Task, Too
 
 RESULT_CHARS = 4000
 """Characters of a tool's result that the record keeps."""
-DOMAIN_SECONDS = 300.0
-"""Wall time that an `async` tool or verifier may take; past it the episode is `invalid`, and the run goes on."""
+DOMAIN_SECONDS = 1800.0
+"""Wall time that an `async` tool or verifier may take, queues included, before the episode is `invalid`. A backstop."""
 
 DROP_SECONDS = 60.0
 """Wall time in which the policy gives up what is in flight; past it its worker is started anew."""
@@ -201,6 +201,7 @@ class _Run:
         )  # fmt: skip
         verdict = await self._judge(end, episode)
         episode.verdict, episode.reason, episode.reward = verdict.decision, verdict.reason, verdict.reward
+        episode.judge = verdict.usage
         episode.seconds = time.perf_counter() - start
         return episode
 
@@ -234,7 +235,6 @@ class _Run:
             raise self._over(f"{spent} sampled tokens of at most {options.max_episode_tokens}")
         try:
             prompt = chat.render(messages, thinking=thinking)
-        episode.judge = verdict.usage
         except ValueError as refused:
             raise TypeError(f"model.chat: {refused}") from None
         room = min(options.max_tokens, options.max_episode_tokens - spent, max_tokens or options.max_tokens)

@@ -17,6 +17,7 @@ from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
 from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
 
 Size = Annotated[int, Meta(ge=1)]
+CALC = "calc(expression) -> number: the value of an expression of numbers, + - * / // and ( )"
 
 
 class Options(Struct, forbid_unknown_fields=True, frozen=True):
@@ -48,7 +49,7 @@ class Arithmetic:
         self.h0 = read_h0(__file__)
         self.brief = read_brief(
             __file__,
-            tools={"calc": "calc(expression) -> number: the value of an expression of numbers, + - * / // and ( )"},
+            tools={"calc": CALC},
             demonstrations=[_demonstration(problem) for problem in shown],
         )
 
@@ -86,6 +87,12 @@ def normalise(answer: str) -> str:
 
 def _task(problem: Problem) -> Task:
     return Task(problem.key, {"question": problem.question}, {"answer": str(problem.answer)})
+
+
+def demonstrations() -> list[Demonstration]:
+    """Worked problems for another domain that has the calculator."""
+    problems = draw(random.Random("arithmetic, worked"), len(TEMPLATES), set())
+    return [_demonstration(problem) for problem in different_first(problems)]
 
 
 def _demonstration(problem: Problem) -> Demonstration:
