@@ -60,16 +60,44 @@ def read_rows(path: Path, get: str = "") -> Iterator[Row]:
 @contextlib.contextmanager
 def _open(path: Path, *, packed: bool) -> Iterator[IO[bytes]]:
     with path.open("rb") as file:
-        if not packed:
-            yield file
-            return
+        yield io.BufferedReader(_Unpacked(path, file)) if packed else file
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a zstd file. DomainError where it is none, or ends in the middle: zstandard's own reader takes
+    such an end for the end of the data."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
         import zstandard
 
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as unpacked:
-                yield io.BufferedReader(unpacked)
-        except zstandard.ZstdError as error:
-            raise DomainError(f"{path}: not a whole zstd file ({error}); fetch it again") from error
+        self._path, self._file, self._zstd = path, file, zstandard
+        self._frame: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            between = self._frame is None or self._frame.eof
+            left = self._frame.unused_data if self._frame is not None and between else b""
+            packed = left or self._file.read(1 << 16)
+            if not packed:
+                if between:
+                    return 0
+                raise self._broken("it ends in the middle")
+            if between:
+                self._frame = self._zstd.ZstdDecompressor().decompressobj()
+            try:
+                self._ready = self._frame.decompress(packed)
+            except self._zstd.ZstdError as error:
+                raise self._broken(str(error)) from error
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _broken(self, why: str) -> DomainError:
+        return DomainError(f"{self._path}: not a whole zstd file ({why}); fetch it again")
 
 
 def _jsonl(path: Path, file: IO[bytes]) -> Iterator[Row]:
