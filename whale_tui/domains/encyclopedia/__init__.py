@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import re
-import string
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from whale_tui.domains.answers import exact_match
 from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
 from whale_tui.domains.bm25 import Passages
 from whale_tui.domains.encyclopedia import world
@@ -58,24 +56,11 @@ class Encyclopedia:
 
     def verify(self, task: Task, answer: str, episode: Episode) -> Verdict:
         """Normalised exact match: lower case, no punctuation, no articles (the verifier of the study's search QA)."""
-        given = normalise(answer)
-        if not given:
-            return Verdict("reject", "no answer")
-        if given == normalise(task.private["answer"]):
-            return Verdict("accept", "the answer matches")
-        return Verdict("reject", "another answer than the reference")
+        return exact_match(answer, [task.private["answer"]])
 
 
 def build(options: Options) -> Encyclopedia:
     return Encyclopedia(options)
-
-
-def normalise(answer: str) -> str:
-    """Lower case, without punctuation and articles, one space between words."""
-    folded = unicodedata.normalize("NFKC", answer).casefold()
-    bare = "".join(" " if c in "-\u2010\u2013\u2014" else c for c in folded)
-    bare = "".join(c for c in bare if c not in string.punctuation and not unicodedata.category(c).startswith("P"))
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
 def _draw(entities: Sequence[world.Entity], split: Split, size: int, seed: int) -> list[Task]:
