@@ -198,6 +198,18 @@ def ctl(
 
 
 @app.command
+def propose(run: RunName, file: Path, *, parent: str = "", hypothesis: str = "") -> int:
+    """Put a harness of yours, FILE, into the archive of a run; its next harness iteration evaluates it.
+
+    parent: the harness that it starts from (the current one). hypothesis: one line that says why it should do better.
+    """
+    import tomli_w
+
+    given = {"file": str(file), "parent": parent, "hypothesis": hypothesis}
+    return ctl(run, "propose", *(tomli_w.dumps({k: v}).strip().replace(" = ", "=", 1) for k, v in given.items() if v))
+
+
+@app.command
 def status(run: RunName, *, json: bool = False) -> int:
     """Where a run stands, from its journal: needs no engine. json: one object."""
     import msgspec

@@ -24,6 +24,7 @@ from whale_tui.records import Condition, Sampling, Settings, content_hash
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+ProposerKind = Literal["rules", "person", "agent", "claude", "codex", "opencode", "gemini", "mini"]
 
 
 class ConfigError(Exception):
@@ -184,10 +185,51 @@ class DomainConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 class ProposerConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """[proposer]: who writes candidates."""
 
-    kind: Literal["rules", "person"] = "rules"
-    """"rules" is built in and needs no network; "person" waits for `whale-tui ctl RUN propose FILE` or the app."""
+    kind: ProposerKind = "rules"
+    """"rules" is built in and needs no network; "person" waits for `whale-tui propose RUN FILE` or the app; "claude",
+    "codex", "opencode", "gemini" and "mini" are coding agents that are installed here; "agent" is any other, by its
+    `command`."""
+    proposers: list[ProposerKind] = field(default_factory=list)
+    """Several kinds that take turns, one an iteration, e.g. ["claude", "rules"]. Empty: `kind` alone. One that fails
+    for good leaves its turn to the next."""
     retries: Count = 3
     """Attempts after a transient failure, with growing pauses."""
+    command: str = ""
+    """The agent's command, in place of the known one. {prompt}, {prompt_file}, {scratch} and {model} are filled in; it
+    runs without a shell."""
+    model: str = ""
+    """The model that the agent is told to use. Empty: its own default."""
+    wall_seconds: Annotated[float, Meta(gt=0)] = 1800.0
+    """Longest session of an agent. What it has written by then is taken."""
+    idle_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    """Longest silence of an agent, after which its session is ended."""
+    max_dollars: Annotated[float, Meta(ge=0)] = 20.0
+    """Most that proposers may spend over the run. When it is reached the run pauses; raise it with
+    `whale-tui ctl RUN set max_dollars=..`. 0: no limit."""
+    max_tokens: Count = 0
+    """The same in tokens, prompts and cached ones included. 0: no limit."""
+    session_dollars: Annotated[float, Meta(ge=0)] = 5.0
+    """Most that one session may spend, after which it is ended. 0: no limit but the run's."""
+    session_tokens: Count = 0
+    """The same in tokens."""
+    price_prompt: Annotated[float, Meta(ge=0)] = 0.0
+    """Dollars for a million prompt tokens, for agents that give tokens and no dollars. 0: not known."""
+    price_cached: Annotated[float, Meta(ge=0)] = 0.0
+    """Dollars for a million prompt tokens that come from the provider's cache."""
+    price_output: Annotated[float, Meta(ge=0)] = 0.0
+    """Dollars for a million sampled tokens."""
+    env: list[str] = field(default_factory=list)
+    """Names of variables that an agent may see beside those it is known to need (its API key, PATH, proxies)."""
+    home_files: list[str] = field(default_factory=list)
+    """Files of your home folder that are copied into the agent's own, e.g. [".codex/auth.json"] for its login."""
+    readable: list[str] = field(default_factory=list)
+    """Folders that the agent may read although its jail hides your home folder, where its installation needs more."""
+    show_answers: bool = False
+    """Let proposers read the reference answers of D_harness tasks in the episodes; they may end up in harnesses."""
+
+    def whose(self, turn: int) -> ProposerKind:
+        """Which kind proposes in a turn (iterations with proposals so far)."""
+        return self.proposers[turn % len(self.proposers)] if self.proposers else self.kind
 
 
 class Test(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -260,6 +302,8 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
             budget_episodes=self.run.budget_episodes,
             approval=self.harness.approval,
             approval_timeout=self.harness.approval_timeout,
+            max_dollars=self.proposer.max_dollars,
+            max_tokens=self.proposer.max_tokens,
         )
 
     def sampling(self) -> Sampling:

@@ -287,6 +287,9 @@ class Settings(Struct):
     budget_episodes: int
     approval: Literal["auto", "before-eval", "before-accept"]
     approval_timeout: float
+    max_dollars: float = 0.0
+    max_tokens: int = 0
+    """What proposers may spend over the whole run; 0 is no limit."""
 
 
 class EngineStarted(Event, tag="engine_started"):
@@ -398,6 +401,8 @@ class ProposalsIn(Event, tag="proposals_in"):
     prompt_tokens: int = 0
     output_tokens: int = 0
     dollars: float = 0.0
+    session: str = ""
+    """Its folder under proposer/, where it kept one."""
 
 
 class IterationFinished(Event, tag="iteration_finished"):
@@ -447,6 +452,12 @@ class Failure(Event, tag="failure"):
 
     kind: str
     detail: str
+    session: str = ""
+    """Of a proposer's session that failed: its folder under proposer/, and what it had spent."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    dollars: float = 0.0
+    seconds: float = 0.0
 
 
 class TestScored(Event, tag="test_scored"):

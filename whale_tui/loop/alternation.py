@@ -290,7 +290,8 @@ def _harness(state: RunState, config: Config, settings: Settings) -> Action:
     need = iteration_cost(state, config, settings, first=False)
     if need > left:
         return _close(state, config, settings, f"budget: {left} episodes left, an iteration needs up to {need}")
-    return Ask((), "propose") if config.proposer.kind == "person" else Propose(state.iteration + 1)
+    person = config.proposer.whose(state.turns) == "person"
+    return Ask((), "propose") if person else Propose(state.iteration + 1)
 
 
 def _first_iteration(state: RunState, config: Config, settings: Settings, left: int) -> Action:

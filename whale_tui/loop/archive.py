@@ -5,6 +5,7 @@ They hold D_harness tasks only, and no reference answer.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -45,8 +46,18 @@ def _archived(rundir: RunDir, state: RunState, candidate: Candidate) -> Archived
         calls=newest.batch.calls // per if newest else 0,
         tokens=newest.batch.output_tokens // per if newest else 0,
         episodes=_read_episodes(rundir, candidate.id),
+        intervals={names[h]: _interval(score) for h, score in candidate.scores.items() if score.mean is not None},
+        results={task: sum(v) / len(v) for task, v in newest.results.items() if v} if newest else {},
+        policy=names[newest.policy_hash] if newest else "",
         warnings=candidate.warnings,
     )
+
+
+def _interval(score: Score) -> tuple[float, float]:
+    """Wilson's 95% interval: right at 0% and 100% too, and quick enough for a whole archive."""
+    n, p, z = score.batch.episodes - score.batch.invalid, score.mean or 0.0, 1.96
+    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
 
 
 def _read_episodes(rundir: RunDir, harness: str) -> list[ArchivedEpisode]:
@@ -90,6 +101,7 @@ def _as_text(episode: Episode, chat: ChatTokenizer, task: Task) -> ArchivedEpiso
         verdict=episode.verdict,
         reason=_without_answer(episode.reason, task),
         truncated=episode.truncated,
+        key=episode.task,
     )
 
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
+import math
 import random
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -22,45 +26,78 @@ from whale_tui.loop import early, evaluation, holdout, retention
 from whale_tui.loop.alternation import Ask, EndPhase
 from whale_tui.loop.archive import read_archive, write_episodes, write_evaluation
 from whale_tui.loop.rollouts import Job, Subject
-from whale_tui.proposers.base import ProposerFailure, Request
+from whale_tui.loop.state import Spend
+from whale_tui.proposers import sessions
+from whale_tui.proposers.base import Allowance, Proposer, ProposerFailure, Request
+from whale_tui.proposers.turns import Turns
 from whale_tui.records import Episode, Purpose, Score, Task
 
 if TYPE_CHECKING:
     from whale_tui.loop.run import Run
 
+BACKOFF = 1.0
+"""Seconds that the pauses between attempts start from; each is twice the one before, at most a minute."""
+TAIL = 40
+"""Last lines of a session that a screen can show."""
+
 
 async def propose(run: Run, iteration: int) -> None:
-    """Ask the proposer for candidates. A transient failure is retried and never uses an iteration up."""
-    state, start, proposer = run.state, time.perf_counter(), run.proposer
+    """Ask for candidates whoever's turn it is. A session that fails never uses an iteration up: it is tried again with
+    backoff where that may help, then left to the next proposer, then the run pauses."""
+    proposer = run.proposer
     if proposer is None:
         raise ValueError("this run's candidates come from a person")
-    run.doing(f"iteration {iteration}: {proposer.name} writes candidates", unit="candidates")
-    request = Request(
-        archive=read_archive(run.rundir, state),
-        incumbent=state.harness,
-        brief=run.domain.brief,
-        candidates=state.settings.candidates if state.settings else 1,
-        iteration=state.total_iterations + 1,
-        seed=_seed(state.seed, state.cycle, iteration),
-        fst=state.condition == "fst",
-        notes=[
-            f"{c.id} {c.outcome}: {c.reason}"
-            for c in state.harnesses.values()
-            if c.outcome in ("vetoed", "invalid", "crash", "timeout")
-        ],
-    )
-    attempt = 0
-    while True:
-        try:
-            proposals = list(await proposer.propose(request))[: request.candidates]
-            break
-        except ProposerFailure as failure:
-            attempt += 1
-            run.record(r.Failure(kind="proposer", detail=f"attempt {attempt}: {failure}"))
-            if attempt > run.config.proposer.retries:
-                run.record(r.Paused(reason=f"the proposer failed {attempt} times: {failure}"))
+    _count_killed_session(run)
+    reasons: list[str] = []
+    for member in proposer.order(run.state.turns) if isinstance(proposer, Turns) else [proposer]:
+        for attempt in range(1, run.config.proposer.retries + 2):
+            if reached := _caps_reached(run):
+                run.record(r.Paused(reason=reached))
                 return
-            await asyncio.sleep(min(60.0, 2.0**attempt))
+            failure = await _session(run, member, iteration, attempt)
+            if failure is None:
+                return
+            if not failure.transient or attempt > run.config.proposer.retries:
+                reasons.append(str(failure) if attempt == 1 else f"{failure} ({attempt} sessions)")
+                break
+            run.doing(f"iteration {iteration}: {member.name} failed, and is asked again", detail=str(failure)[:200])
+            await asyncio.sleep(min(60.0, BACKOFF * 2.0**attempt))
+    run.record(r.Paused(reason=f"the proposer failed: {'; '.join(reasons)}"))
+
+
+async def _session(run: Run, proposer: Proposer, iteration: int, attempt: int) -> ProposerFailure | None:
+    """One session of one proposer, into the journal with what it spent, however it ends."""
+    state, start = run.state, time.perf_counter()
+    doing = f"iteration {iteration}: {proposer.name} writes candidates"
+    folder = _session_folder(run)
+    said: deque[str] = deque(maxlen=TAIL)
+
+    def report(line: str) -> None:
+        said.append(line[:300])
+        run.doing(doing, unit="candidates", detail=said[-1], tail=list(said))
+
+    run.doing(doing, unit="candidates")
+    request = _request(run, iteration, folder, report)
+    spent = request.usage
+
+    def failed(detail: str) -> r.Failure:
+        return r.Failure(
+            kind="proposer", detail=detail, session=folder.name if folder.exists() else "",
+            prompt_tokens=spent.prompt_tokens, output_tokens=spent.output_tokens, dollars=spent.dollars,
+            seconds=time.perf_counter() - start,
+        )  # fmt: skip
+
+    try:
+        proposals = list(await proposer.propose(request))[: request.candidates]
+    except ProposerFailure as failure:
+        run.record(failed(f"attempt {attempt}: {failure}"))
+        sessions.close(folder)
+        return failure
+    except asyncio.CancelledError:
+        if folder.exists() or spent.tokens:
+            run.record(failed(f"the session of {proposer.name} was dropped"))
+        sessions.close(folder)
+        raise
     events: list[r.AnyEvent] = [
         write_candidate(
             run, 
@@ -71,9 +108,85 @@ async def propose(run: Run, iteration: int) -> None:
     ]  # fmt: skip
     names = [e.harness for e in events if isinstance(e, r.CandidateProposed)]
     if not names:
-        events.append(r.Warned(text=f"iteration {iteration}: {proposer.name} has no new idea"))
-    seconds = time.perf_counter() - start
-    run.record(*events, r.ProposalsIn(iteration=iteration, candidates=names, seconds=seconds))
+        last = f"; it said: {said[-1]}" if said else ""
+        events.append(r.Warned(text=f"iteration {iteration}: {proposer.name} has no new idea{last}"))
+    run.record(
+        *events,
+        r.ProposalsIn(
+            iteration=iteration, candidates=names, seconds=time.perf_counter() - start,
+            prompt_tokens=spent.prompt_tokens, output_tokens=spent.output_tokens, dollars=spent.dollars,
+            session=folder.name if folder.exists() else "",
+        ),
+    )  # fmt: skip
+    sessions.close(folder)
+    return None
+
+
+def _request(run: Run, iteration: int, folder: Path, report: Callable[[str], None]) -> Request:
+    state, config = run.state, run.config.proposer
+    settings, spent = state.settings, state.ledger.get("harness/propose", Spend())
+    dollars, tokens = (settings.max_dollars, settings.max_tokens) if settings else (0.0, 0)
+    return Request(
+        archive=read_archive(run.rundir, state),
+        incumbent=state.harness,
+        brief=run.domain.brief,
+        candidates=settings.candidates if settings else 1,
+        iteration=state.total_iterations + 1,
+        seed=_seed(state.seed, state.cycle, iteration),
+        fst=state.condition == "fst",
+        notes=[
+            f"{c.id} {c.outcome}: {c.reason}"
+            for c in state.harnesses.values()
+            if c.outcome in ("vetoed", "invalid", "crash", "timeout")
+        ],
+        answers={t.key: t.answers for t in run.tasks["harness"]} if config.show_answers else {},
+        folder=folder,
+        allowance=Allowance(
+            tokens=min(config.session_tokens or math.inf, tokens - _tokens(spent) if tokens else math.inf),
+            dollars=min(config.session_dollars or math.inf, dollars - spent.dollars if dollars else math.inf),
+        ),
+        report=report,
+    )
+
+
+def _caps_reached(run: Run) -> str:
+    """Why nothing more may be spent on proposals, and the mend; empty while there is room."""
+    spent, settings = run.state.ledger.get("harness/propose"), run.state.settings
+    if spent is None or settings is None:
+        return ""
+    key = words = ""
+    if settings.max_tokens and _tokens(spent) >= settings.max_tokens:
+        key, words = "max_tokens", f"{_tokens(spent):,} of {settings.max_tokens:,} tokens"
+    if settings.max_dollars and spent.dollars >= settings.max_dollars:
+        key, words = "max_dollars", f"{spent.dollars:.2f} of {settings.max_dollars:.2f} dollars"
+    mend = f"raise it with `whale-tui ctl {run.rundir.name} set {key}=..`, then resume"
+    return f"the proposers have spent {words}; {mend}" if key else ""
+
+
+def _tokens(spent: Spend) -> int:
+    return spent.prompt_tokens + spent.output_tokens
+
+
+def _session_folder(run: Run) -> Path:
+    """proposer/it-0012, or it-0012-2 where a session of this iteration is in the journal already."""
+    first = f"it-{run.state.total_iterations + 1:04d}"
+    names = (first if n == 1 else f"{first}-{n}" for n in itertools.count(1))
+    return run.rundir.proposer / next(name for name in names if name not in run.state.sessions)
+
+
+def _count_killed_session(run: Run) -> None:
+    """A session that the end of an engine cut short: what it had spent is counted."""
+    folder = _session_folder(run)
+    left = sessions.read(folder)
+    if left is None:
+        return
+    run.record(
+        r.Failure(
+            kind="proposer", detail="the engine ended during a session; it is asked again", session=folder.name,
+            prompt_tokens=left.usage.prompt_tokens, output_tokens=left.usage.output_tokens, dollars=left.usage.dollars,
+        )
+    )  # fmt: skip
+    sessions.close(folder)
 
 
 def write_candidate(

@@ -163,6 +163,10 @@ class RunState(Struct):
     open_step: r.StepSampled | None = None
     proposed_for: int = 0
     """The iteration (of this phase) whose proposals are in."""
+    turns: int = 0
+    """Iterations whose proposals are in, over the whole run: whose turn it is to propose."""
+    sessions: list[str] = []
+    """Sessions of proposers that are in the ledger."""
 
     policy: str = ""
     harness: str = ""
@@ -360,7 +364,23 @@ def _candidate_proposed(s: RunState, e: r.CandidateProposed) -> None:
         proposer=e.proposer, cycle=s.cycle, iteration=e.iteration,
     )  # fmt: skip
     if s.phase == "harness":
-        s.proposed_for = e.iteration
+        _proposed(s, e.iteration)
+
+
+def _proposed(s: RunState, iteration: int) -> None:
+    s.turns += s.proposed_for != iteration
+    s.proposed_for = iteration
+
+
+def _session(s: RunState, e: r.ProposalsIn | r.Failure) -> None:
+    """What a proposer's session spent, whatever came of it."""
+    spend = s.ledger.setdefault("harness/propose", Spend())
+    spend.prompt_tokens += e.prompt_tokens
+    spend.output_tokens += e.output_tokens
+    spend.dollars += e.dollars
+    spend.seconds += e.seconds
+    if e.session:
+        s.sessions.append(e.session)
 
 
 def _candidate_checked(s: RunState, e: r.CandidateChecked) -> None:
@@ -397,12 +417,8 @@ def _candidate_outcome(s: RunState, e: r.CandidateOutcome) -> None:
 
 
 def _proposals_in(s: RunState, e: r.ProposalsIn) -> None:
-    s.proposed_for = e.iteration
-    spend = s.ledger.setdefault("harness/propose", Spend())
-    spend.prompt_tokens += e.prompt_tokens
-    spend.output_tokens += e.output_tokens
-    spend.dollars += e.dollars
-    spend.seconds += e.seconds
+    _proposed(s, e.iteration)
+    _session(s, e)
 
 
 def _iteration_finished(s: RunState, e: r.IterationFinished) -> None:
@@ -474,6 +490,8 @@ def _warned(s: RunState, e: r.Warned) -> None:
 
 def _failure(s: RunState, e: r.Failure) -> None:
     s.failures += 1
+    if e.session or e.seconds:
+        _session(s, e)
 
 
 def _test_scored(s: RunState, e: r.TestScored) -> None:

@@ -63,7 +63,8 @@ def words(event: r.AnyEvent) -> str:
         case r.Warned():
             return f"warning: {event.text}"
         case r.Failure():
-            return f"failure ({event.kind}): {event.detail}"
+            cost = f" (it had cost {event.dollars:.2f} dollars)" if event.dollars else ""
+            return f"failure ({event.kind}): {event.detail}{cost}"
         case r.TestScored():
             s = event.score
             return (

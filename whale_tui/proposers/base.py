@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from whale_tui.records import Archived, Brief, Proposal
 
 
-class Usage(Struct):
+class Spending(Struct):
     """What a proposer's session has spent so far. `prompt_tokens` counts cached ones too."""
 
     prompt_tokens: int = 0
@@ -30,7 +30,7 @@ class Allowance(Struct, frozen=True):
     tokens: float = math.inf
     dollars: float = math.inf
 
-    def passed(self, usage: Usage) -> str:
+    def passed(self, usage: Spending) -> str:
         """The cap that was reached, in words; empty while none is."""
         if usage.dollars >= self.dollars:
             return f"${usage.dollars:.2f} of ${self.dollars:.2f} spent"
@@ -56,7 +56,7 @@ class Request(Struct):
     folder: Path | None = None
     """Where a session keeps its transcript and its scratch folder; not made yet. None: it keeps nothing."""
     allowance: Allowance = Allowance()
-    usage: Usage = field(default_factory=Usage)
+    usage: Spending = field(default_factory=Spending)
     """The proposer adds what it spends as it spends it, so that a failed or cancelled session is counted too."""
     report: Callable[[str], None] = lambda _: None
     """Say on screen, in one plain line, what the session does now."""

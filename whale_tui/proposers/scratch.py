@@ -203,6 +203,7 @@ def _about(a: Archived) -> str:
     lines += [f"cycle {a.cycle}, iteration {a.iteration}", f"outcome: {a.outcome or 'not decided yet'}"]
     if a.reason:
         lines.append(f"reason: {a.reason}")
+    lines += [f"warning: {_one_line(text)}" for text in a.warnings]
     if a.mean is not None:
         lines.append(f"score under the current policy ({a.policy}): {a.mean:.1%}{_interval(a, a.policy)}")
     for policy, mean in a.older_means.items():

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,8 +34,11 @@ from whale_tui.policy import source
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.client import TransformersEngine
 from whale_tui.policy.protocol import PolicyFailure
+from whale_tui.proposers import sessions
 from whale_tui.proposers.base import Proposer
+from whale_tui.proposers.turns import Turns
 from whale_tui.rundir import EngineInfo, RunDir, RunDirError, write_atomic
+from whale_tui.service import discovery
 from whale_tui.service.protocol import Activity
 from whale_tui.service.server import Server, socket_path
 
@@ -125,7 +129,8 @@ async def _serve(rundir: RunDir) -> None:
             log.info("%s", line)
         for finding in await doctor.before_start(resolved, domain, rundir.path):
             log.info("%s %s: %s", finding.level, finding.name, finding.text)
-        proposer = _proposer(config, domain)
+        proposer = _proposer(config, domain, _hidden(rundir, resolved, domain, sock))
+        await asyncio.to_thread(sessions.end_all, rundir.proposer)
         path = await asyncio.to_thread(source.resolve, config.model.name, note)
         _keep_tokenizer(rundir, path)
         policy = TransformersEngine(
@@ -140,6 +145,7 @@ async def _serve(rundir: RunDir) -> None:
         run = Run(rundir, config, journal, domain, policy, chat, proposer, emit)
         server.attach(run, journal)
         run.begin(os.getpid())
+        _say_once(run, proposer)
         _forecast(run, policy_info.trained_parameters)
         await run.run()
         log.info("the run is %s: %s", run.state.status, run.state.reason)
@@ -169,12 +175,45 @@ def _domain(resolved: Resolved) -> domains.base.Domain:
     return load_domain(options.name, options.options, own, relative_to=resolved.folder)
 
 
-def _proposer(config: Config, domain: domains.base.Domain) -> Proposer | None:
-    if config.proposer.kind == "person":
-        return None
-    from whale_tui.proposers.rules import Rules
+def _proposer(config: Config, domain: domains.base.Domain, hidden: Sequence[Path] = ()) -> Proposer | None:
+    """Who writes candidates; None where a person does. `hidden`: what an agent must not see. Raises ConfigError."""
+    members = [_member(kind, config, domain, hidden) for kind in config.proposer.proposers or [config.proposer.kind]]
+    return members[0] if len(members) == 1 else Turns(members)
 
-    return Rules(domain.edits)
+
+def _member(kind: str, config: Config, domain: domains.base.Domain, hidden: Sequence[Path]) -> Proposer | None:
+    if kind == "person":
+        return None
+    if kind == "rules":
+        from whale_tui.proposers.rules import Rules
+
+        return Rules(domain.edits)
+    from whale_tui.proposers.agent import Agent
+
+    try:
+        return Agent(config.proposer, "" if kind == "agent" else kind, hidden=hidden)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _hidden(rundir: RunDir, resolved: Resolved, domain: domains.base.Domain, sock: Path) -> list[Path]:
+    """What no proposer may see: runs, the domain's code and data (D_test is made of them), the engine's socket."""
+    options = [Path(value) for value in resolved.config.domain.options.values() if isinstance(value, str) and value]
+    own = resolved.folder / resolved.config.domain.name
+    runs = [run.path for run in discovery.list_runs()]
+    code = Path(sys.modules[type(domain).__module__].__file__ or "")
+    found = [rundir.path, rundir.path.parent, *runs, Path(domains.__file__).parent, own, sock.parent]
+    found += [code if code.parent.name in ("site-packages", "") else code.parent]
+    found += [path if path.is_absolute() else resolved.folder / path for path in options]
+    return [path for path in found if path.exists() and path.resolve() != Path("/")]
+
+
+def _say_once(run: Run, proposer: Proposer | None) -> None:
+    """What a person should know of the proposers before they start, as a warning in the journal."""
+    for member in proposer.members if isinstance(proposer, Turns) else [proposer]:
+        notice = getattr(member, "notice", "")
+        if notice and notice not in run.state.warnings:
+            run.record(r.Warned(text=notice))
 
 
 def _keep_tokenizer(rundir: RunDir, model: Path) -> None:

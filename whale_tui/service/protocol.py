@@ -61,6 +61,8 @@ class Activity(Struct, tag="activity"):
     detail: str = ""
     since: float = 0.0
     tokens_per_second: float = 0.0
+    tail: list[str] = []
+    """The last lines of what runs (a proposer's session), newest last."""
 
 
 class CommandReply(Struct, tag="reply"):

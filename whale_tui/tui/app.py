@@ -562,6 +562,8 @@ SETTINGS_HELP = {
     "budget_episodes": "episodes of the whole run",
     "approval": "auto, before-eval or before-accept",
     "approval_timeout": "seconds after which a waiting candidate goes on; 0 waits for ever",
+    "max_dollars": "dollars that proposers may spend over the run",
+    "max_tokens": "tokens that proposers may spend over the run",
 }
 
 
