@@ -1,12 +1,29 @@
-"""The checks alone are listed, in SAN, and the first listed move of a short reply is played."""
+"""The checks alone are listed, worked examples show the form, and the first listed move of a short reply is played."""
 
 import re
 
 SYSTEM = ""
 TURN = "FEN: {fen}\n{side} to move. Moves: {moves}\nBest move:"
-MOVE = "{san}"
+MOVE = "{uci}"
 LISTED = "checks"
-EXAMPLES = []
+EXAMPLES = [
+    (
+        "FEN: r4rk1/ppp2p1p/6pQ/8/8/2B5/PP3PPP/6K1 w - - 0 1\nwhite to move. Moves: h6f8, h6g6, h6g7, h6h7\nBest move:",
+        "h6g7",
+    ),
+    (
+        "FEN: 6k1/pp3p1p/8/8/3q4/2b5/1P3PPP/6K1 b - - 0 1\nblack to move. Moves: d4d1, d4f2\nBest move:",
+        "d4d1",
+    ),
+    (
+        "FEN: 7k/R7/8/8/8/8/1R4PP/6K1 w - - 0 1\nwhite to move. Moves: a7a8, a7h7, b2b8\nBest move:",
+        "b2b8",
+    ),
+    (
+        "FEN: 8/8/8/8/8/1k6/7r/K7 b - - 0 1\nblack to move. Moves: h2a2, h2h1\nBest move:",
+        "h2h1",
+    ),
+]
 MAX_TOKENS = 8
 STOP = ["\n"]
 TURNS = 9
