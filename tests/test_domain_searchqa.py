@@ -225,7 +225,7 @@ def test_what_is_no_task_is_dropped_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train": "none.parquet"}, r"none.parquet: no such file; questions in a layout .* Hugging Face"),
+        ({"train": "none.parquet"}, r"none.parquet: no such file; fetch questions in a layout .* Hugging Face"),
         ({}, "there is nothing to search: .*train.jsonl holds no paragraphs; name a corpus in domain.options.corpus"),
         ({"corpus": "none.jsonl"}, r"none.jsonl: no such file; fetch wiki-18.jsonl.gz"),
         ({"corpus": "empty.jsonl"}, r"empty.jsonl: it holds no passage"),
@@ -601,6 +601,13 @@ def test_a_right_answer_that_the_harness_took_from_a_passage_is_rejected(tmp_pat
     found = verdict(domain, task, right, ["<search>mill</search>", "no idea"])
     assert found == Verdict("reject", "the answer stands in nothing that the policy wrote")
     assert verdict(domain, task, right).decision == "accept", "outside of an episode there is nothing to ask"
+
+
+def test_known_answers_get_their_verdicts(tmp_path: Path) -> None:
+    domain = load(write(tmp_path / "squad.json", SQUAD))
+    known = domain.known_answers()
+    assert {decision for *_, decision in known} == {"accept", "reject"} and len(known) == 4 * len(domain.tasks("weight"))
+    assert all(verdict(domain, task, answer).decision == decision for task, answer, decision in known)
 
 
 def says(reply: str | None, **usage: Any) -> Callable[[dict[str, Any]], Any]:

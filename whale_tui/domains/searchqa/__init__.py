@@ -17,12 +17,12 @@ from whale_tui.domains.searchqa.edits import RULES
 from whale_tui.domains.searchqa.judge import Judge, JudgeOptions
 from whale_tui.domains.searchqa.layouts import Passage
 from whale_tui.domains.searchqa.worked import demonstrations
-from whale_tui.records import Episode, Split, Task, Verdict
+from whale_tui.records import Decision, Episode, Split, Task, Verdict
 
 GET = (
-    "questions in a layout that is read: hotpotqa/hotpot_qa or PeterJinGo/nq_hotpotqa_train on the Hugging Face hub, "
-    "a SQuAD file such as xquad.en.json of google-deepmind/xquad on GitHub, or rows of your own; fetch one and name "
-    "it in domain.options"
+    "fetch questions in a layout that is read (hotpotqa/hotpot_qa or PeterJinGo/nq_hotpotqa_train on the Hugging Face "
+    "hub, a SQuAD file such as xquad.en.json of google-deepmind/xquad on GitHub) or take rows of your own, and name "
+    "the file in domain.options"
 )
 GET_CORPUS = (
     "fetch wiki-18.jsonl.gz of PeterJinGo/wiki-18-corpus on the Hugging Face hub and unpack it, or name JSONL rows of "
@@ -106,6 +106,16 @@ class SearchQA:
         if verdict.decision == "accept" or self._judge is None:
             return verdict
         return self._judge.verdict(task.key, task.public["question"], task.private["answers"], answer)
+
+    def known_answers(self) -> list[tuple[Task, str, Decision]]:
+        """Answers whose verdict is known, for the doctor. A judge is not paid for it: preflight asks it of its own."""
+        known: list[tuple[Task, str, Decision]] = []
+        for task in self._tasks["weight"][:8]:
+            answer = task.private["answers"][0]
+            known += [(task, answer, "accept"), (task, f'"The {answer}."', "accept"), (task, " ", "reject")]
+            if self._judge is None:
+                known.append((task, f"{answer}, or something else", "reject"))
+        return known
 
     async def preflight(self) -> list[str]:
         judge = await self._judge.problems() if self._judge is not None else []
