@@ -149,7 +149,7 @@ class Writer:
 class World:
     """One run of these parts in a folder; made again on the same folder, it is the run taken up again."""
 
-    def __init__(self, folder: Path, writer: Writer, *, tasks: int = 100, h0: str = "", **changes: Any) -> None:
+    def __init__(self, folder: Path, writer: Any, *, tasks: int = 100, h0: str = "", **changes: Any) -> None:
         values = {
             "run__condition": "harness-only", "run__cycles": 1, "run__budget_episodes": 5000, "schedule__iterations": 2,
             "harness__candidates": 3, "retention__min_free_gb": 0, "domain__name": "numbers",

@@ -24,7 +24,7 @@ from whale_tui.records import Condition, Sampling, Settings, content_hash
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-ProposerKind = Literal["rules", "person", "agent", "claude", "codex", "opencode", "gemini", "mini"]
+ProposerKind = Literal["rules", "person", "api", "agent", "claude", "codex", "opencode", "gemini", "mini"]
 
 
 class ConfigError(Exception):
@@ -188,7 +188,7 @@ class ProposerConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     kind: ProposerKind = "rules"
     """"rules" is built in and needs no network; "person" waits for `whale-tui propose RUN FILE` or the app; "claude",
     "codex", "opencode", "gemini" and "mini" are coding agents that are installed here; "agent" is any other, by its
-    `command`."""
+    `command`; "api" is a model behind an endpoint."""
     proposers: list[ProposerKind] = field(default_factory=list)
     """Several kinds that take turns, one an iteration, e.g. ["claude", "rules"]. Empty: `kind` alone. One that fails
     for good leaves its turn to the next."""
@@ -198,7 +198,13 @@ class ProposerConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """The agent's command, in place of the known one. {prompt}, {prompt_file}, {scratch} and {model} are filled in; it
     runs without a shell."""
     model: str = ""
-    """The model that the agent is told to use. Empty: its own default."""
+    """The model that the agent is told to use (empty: its own default), or that the endpoint serves."""
+    provider: Literal["openai", "anthropic"] = "openai"
+    """How the endpoint of kind "api" is spoken to; "openai" is what vLLM and most others understand."""
+    api_base: str = ""
+    """Address of the endpoint, e.g. "http://localhost:8000/v1". Empty: the provider's own."""
+    api_key_env: str = ""
+    """Variable that holds the endpoint's key. Empty: OPENAI_API_KEY or ANTHROPIC_API_KEY."""
     wall_seconds: Annotated[float, Meta(gt=0)] = 1800.0
     """Longest session of an agent. What it has written by then is taken."""
     idle_seconds: Annotated[float, Meta(gt=0)] = 300.0

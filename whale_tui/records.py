@@ -359,6 +359,8 @@ class CandidateProposed(Event, tag="candidate_proposed"):
     source_hash: str
     also_from: list[str] = []
     """Further parents, for a crossover."""
+    warnings: list[str] = []
+    """What its proposer did in writing it, e.g. reads outside its folder."""
 
 
 class CandidateChecked(Event, tag="candidate_checked"):
@@ -580,3 +582,5 @@ class Proposal(Struct):
     parent: str
     hypothesis: str
     also_from: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """For its card: what the session that wrote it did and should not have done."""

@@ -102,7 +102,7 @@ async def _session(run: Run, proposer: Proposer, iteration: int, attempt: int) -
         write_candidate(
             run, 
             number, p.source, parent=p.parent, hypothesis=p.hypothesis, proposer=proposer.name,
-            iteration=iteration, also_from=p.also_from,
+            iteration=iteration, also_from=p.also_from, warnings=p.warnings,
         )
         for number, p in enumerate(proposals, len(state.harnesses))
     ]  # fmt: skip
@@ -138,7 +138,8 @@ def _request(run: Run, iteration: int, folder: Path, report: Callable[[str], Non
             f"{c.id} {c.outcome}: {c.reason}"
             for c in state.harnesses.values()
             if c.outcome in ("vetoed", "invalid", "crash", "timeout")
-        ],
+        ]
+        + [f"{c.id} warning: {text}" for c in state.harnesses.values() for text in c.warnings],
         answers={t.key: t.answers for t in run.tasks["harness"]} if config.show_answers else {},
         folder=folder,
         allowance=Allowance(
@@ -191,7 +192,7 @@ def _count_killed_session(run: Run) -> None:
 
 def write_candidate(
     run: Run, number: int, source: str, *, parent: str, hypothesis: str, proposer: str, iteration: int,
-    also_from: Sequence[str] = (),
+    also_from: Sequence[str] = (), warnings: Sequence[str] = (),
 ) -> r.CandidateProposed:  # fmt: skip
     """Put a candidate's files on disk and say so in an event, which the caller records."""
     name = f"h{number:04d}"
@@ -203,7 +204,7 @@ def write_candidate(
         digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     return r.CandidateProposed(
         harness=name, iteration=iteration, parent=parent, hypothesis=hypothesis, proposer=proposer,
-        source_hash=digest, also_from=list(also_from),
+        source_hash=digest, also_from=list(also_from), warnings=list(warnings),
     )  # fmt: skip
 
 
@@ -224,8 +225,9 @@ async def check(run: Run, names: Sequence[str]) -> None:
             given=given,
         )  # fmt: skip
         known.add(state.harnesses[name].source_hash)
-        if checked.ok and checked.warnings and run.config.harness.strict_leaks:
-            checked.ok, checked.reason = False, f"leak: {checked.warnings[0]}"
+        leaked = [*state.harnesses[name].warnings, *checked.warnings]  # what its writer did, what it holds
+        if checked.ok and leaked and run.config.harness.strict_leaks:
+            checked.ok, checked.reason = False, f"leak: {leaked[0]}"
         event = r.CandidateChecked(harness=name, ok=checked.ok, reason=checked.reason, warnings=list(checked.warnings))
         events.append(event)
         if checked.ok:
@@ -274,7 +276,7 @@ async def evaluate(run: Run, names: Sequence[str]) -> None:
 async def confirm(run: Run, names: Sequence[str]) -> None:
     """`confirm` more episodes per task, on other random streams than the search's."""
     measured = [Measured(run.subject(name)) for name in names]
-    what = f"iteration {run.state.iteration + 1}: confirming {', '.join(names)}"
+    what = f"confirming {', '.join(names)}"
     samples = range(1, 1 + run.config.harness.confirm)
     await _measure(run, measured, run.tasks["harness"], "confirm", what, samples=samples)
     _record(run, measured, "confirm")
@@ -283,7 +285,7 @@ async def confirm(run: Run, names: Sequence[str]) -> None:
 async def hold_out(run: Run, names: Sequence[str]) -> None:
     """Score harnesses on the held-out slice, and warn where it tells another story than the dev tasks."""
     measured = [Measured(run.subject(name)) for name in names]
-    what = f"iteration {run.state.iteration + 1}: held-out tasks of {', '.join(names)}"
+    what = f"scoring {', '.join(names)} on the held-out tasks"
     await _measure(run, measured, run.holdout, "holdout", what)
     _record(run, measured, "holdout")
 

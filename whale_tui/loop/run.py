@@ -145,7 +145,7 @@ class Run:
             except PolicyFailure as failure:
                 await self._recover(failure)
             finally:
-                self._action = None
+                self._action, self._interrupted = None, False
 
     def interrupt(self) -> None:
         """Drop what is in flight; the next action follows from the state as it is now."""

@@ -60,6 +60,11 @@ class Candidate(Struct):
         valid = sum(b.episodes - b.invalid for b in parts)
         return sum(b.accepted for b in parts) / valid if valid else None
 
+    def held_out(self, policy_hash: str) -> float | None:
+        """Success rate on the held-out slice under one policy; None where it was not measured."""
+        score = self.holdouts.get(policy_hash)
+        return score.mean if score else None
+
 
 class Spend(Struct):
     """One line of the ledger."""
@@ -361,7 +366,7 @@ def _step_finished(s: RunState, e: r.StepFinished) -> None:
 def _candidate_proposed(s: RunState, e: r.CandidateProposed) -> None:
     s.harnesses[e.harness] = Candidate(
         id=e.harness, source_hash=e.source_hash, parent=e.parent, also_from=e.also_from, hypothesis=e.hypothesis,
-        proposer=e.proposer, cycle=s.cycle, iteration=e.iteration,
+        proposer=e.proposer, cycle=s.cycle, iteration=e.iteration, warnings=e.warnings,
     )  # fmt: skip
     if s.phase == "harness":
         _proposed(s, e.iteration)
@@ -386,7 +391,7 @@ def _session(s: RunState, e: r.ProposalsIn | r.Failure) -> None:
 def _candidate_checked(s: RunState, e: r.CandidateChecked) -> None:
     candidate = s.harnesses[e.harness]
     _spend(s, "smoke", e.smoke)
-    candidate.checked, candidate.warnings = e.ok, e.warnings
+    candidate.checked, candidate.warnings = e.ok, _with(candidate.warnings, e.warnings)
     if not e.ok and candidate.outcome is None:
         candidate.outcome, candidate.reason = "invalid", e.reason
 

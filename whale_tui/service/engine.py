@@ -189,8 +189,11 @@ def _member(kind: str, config: Config, domain: domains.base.Domain, hidden: Sequ
 
         return Rules(domain.edits)
     from whale_tui.proposers.agent import Agent
+    from whale_tui.proposers.api import Api
 
     try:
+        if kind == "api":
+            return Api(config.proposer)
         return Agent(config.proposer, "" if kind == "agent" else kind, hidden=hidden)
     except ValueError as error:
         raise ConfigError(str(error)) from None

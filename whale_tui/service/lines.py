@@ -114,9 +114,16 @@ def status(name: str, state: RunState, seen: str) -> dict[str, Any]:
         "budget_used": state.budget_used, "budget": state.settings.budget_episodes if state.settings else None,
         "start": pair(state.start), "best": pair(state.best),
         "ledger": {k: {f: getattr(v, f) for f in v.__struct_fields__} for k, v in state.ledger.items()},
+        "held_out": _held_out(state),
         "phases": [f"{p.cycle}:{p.phase}" for p in state.phases], "events": state.seq, "warnings": len(state.warnings),
         "failures": state.failures,
     }  # fmt: skip
+
+
+def _held_out(state: RunState) -> dict[str, float]:
+    """Harness -> score on the held-out slice under the current policy."""
+    means = {c.id: c.held_out(state.policy_hash) for c in state.harnesses.values()} if state.policy else {}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def describe(name: str, state: RunState, seen: str) -> str:
@@ -127,6 +134,10 @@ def describe(name: str, state: RunState, seen: str) -> str:
     if state.phase:
         out.append(f"cycle {state.cycle}, {state.phase} phase: {switching.decide(state).words}")
     out.append(f"pair {state.policy} x {state.harness}{f', pinned {state.pinned}' if state.pinned else ''}")
+    for name in dict.fromkeys([*(c.id for c in state.ranking()[:1]), state.harness]):
+        candidate = state.harnesses[name]
+        if (held_out := candidate.held_out(state.policy_hash)) is not None:
+            out.append(f"held out: {name} {held_out:.1%}, dev {candidate.mean(state.policy_hash) or 0:.1%}")
     out.append(f"{state.budget_used:,} of {state.settings.budget_episodes:,} episodes of budget used")
     if state.tests:
         out.append(result(state))
@@ -147,5 +158,7 @@ def result(state: RunState) -> str:
     for key, spend in sorted(state.ledger.items()):
         tokens = spend.prompt_tokens + spend.output_tokens
         dollars = f", {spend.dollars:.2f} dollars" if spend.dollars else ""
-        out.append(f"cost  {key:16} {spend.episodes:7,} episodes {tokens:11,} tokens {spend.seconds:8.1f} s{dollars}")
+        saved = f", {spend.saved:,} episodes saved by early rejection" if spend.saved else ""
+        cost = f"{spend.episodes:7,} episodes {tokens:11,} tokens {spend.seconds:8.1f} s{dollars}{saved}"
+        out.append(f"cost  {key:16} {cost}")
     return "\n".join(out)

@@ -451,7 +451,7 @@ def card_of(state: RunState, c: Candidate) -> tuple[Any, ...]:
     return (
         c.id, c.parent, c.hypothesis, c.proposer, c.cycle, c.iteration, c.checked, tuple(c.warnings), c.outcome,
         c.reason, c.decided, c.decided_by, mean, under, parent_mean, compare.against_parent(state, c),
-        tuple(c.also_from),
+        tuple(c.also_from), c.held_out(state.policy_hash) if state.policy else None,
     )  # fmt: skip
 
 
@@ -482,6 +482,8 @@ def card_lines(card: tuple[Any, ...], width: int, look: Look, result: bool = Tru
         out.append(line(("  the reason goes to the next proposal", look("muted"))))
     elif decided == "approved":
         out.append(line((f"{look.glyphs.yes} approved by {plain(by, 40)}", look("good"))))
+    if outcome == "rejected":
+        out += line((f"{look.glyphs.no} ", look("muted")), plain(reason, 600)).wrap(max(1, width))
     if outcome in ("crash", "timeout", "infra"):
         out += line((f"{look.glyphs.no} {outcome}: ", look("bad")), plain(reason, 600)).wrap(max(1, width))
     return out + (result_lines(card, width, look) if result else [])
@@ -493,6 +495,8 @@ def result_lines(card: tuple[Any, ...], width: int, look: Look) -> list[Content]
     if mean is None:
         return []
     out = [line(("result  ", look("muted")), (percent(mean), look("title")), (f" under {under}", look("muted")))]
+    if card[17] is not None:
+        out.append(line(("held out ", look("muted")), (percent(card[17]), ""), ("  decides nothing", look("muted"))))
     if c is not None:
         role = "good" if c.low > 0 else "bad" if c.high < 0 else "muted"
         minus = look.glyphs.minus
@@ -563,6 +567,7 @@ class Candidates(Pane):
             c.cycle,
             c.iteration,
             plain(c.hypothesis, 200),
+            c.held_out(s.policy_hash) if s.policy else None,
         )
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
@@ -576,19 +581,21 @@ class Candidates(Pane):
             ("score", 7, "", True),
             (f"{'points':>6}", 6, "", True),
         ]
+        held = any(row[9] is not None for row in rows)
+        head[3:3] = [("held", 6, "", True)] if held else []
         head += [("95% interval", 15, "", False), ("from", 5, "", False), ("cycle", 5, "", False)] if wide else []
         head.append(("hypothesis", 40, "", False))
         header = [code.columns([(t, w, self.look("muted"), right) for t, w, _, right in head])]
         best = max((row[3] for row in rows if row[3] is not None and row[4]), default=None)
-        return [self._line(row, current, pinned, best, wide, width) for row in self.ordered], header
+        return [self._line(row, current, pinned, best, wide, width, held) for row in self.ordered], header
 
     def _line(
-        self, row: tuple[Any, ...], current: str, pinned: str, best: float | None, wide: bool, width: int
+        self, row: tuple[Any, ...], current: str, pinned: str, best: float | None, wide: bool, width: int, held: bool
     ) -> Content:
-        name, parent, status, mean, is_now, c, cycle, iteration, hypothesis = row
+        name, parent, status, mean, is_now, c, cycle, iteration, hypothesis, held_out = row
         look, g = self.look, self.look.glyphs
         role = {"accepted": "accepted", "scored": "muted", "waiting": "warning"}.get(status, "bad")
-        role = "muted" if status in ("approved", "checked", "proposed") else role
+        role = "muted" if status in ("approved", "checked", "proposed", "rejected") else role
         mark = g.pin if name == pinned else g.accepted if name == current else " "
         style = look("pinned") if name == pinned else look("accepted")
         score = look("best") if is_now and mean is not None and mean == best else "" if is_now else look("faint")
@@ -600,7 +607,8 @@ class Candidates(Pane):
         cells = [
             (name, 5, "bold" if name == current else "", False),
             (f"{_outcome_glyph(status, g)} {status}", 10, look(role), False),
-            (percent(mean), 7, score, True), (gap, 6, look(gap_role), True),
+            (percent(mean), 7, score, True), *([(percent(held_out), 6, look("muted"), True)] if held else []),
+            (gap, 6, look(gap_role), True),
         ]  # fmt: skip
         if wide:
             cells += [(interval, 15, look("muted"), False), (parent, 5, look("muted"), False)]

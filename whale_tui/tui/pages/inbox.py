@@ -112,13 +112,11 @@ class Card(Harness):
 
 
 def told(state: RunState, candidate: Candidate) -> tuple[str, ...]:
-    """The vetoes and failures, with their reasons, that were known when this one was written. Newest last."""
+    """The vetoes, failures and warnings that were known when this one was written. Newest last of each."""
     before = (candidate.cycle, candidate.iteration)
-    return tuple(
-        f"{c.id} {c.outcome}: {c.reason}"
-        for c in state.harnesses.values()
-        if c.outcome in FAILED and (c.cycle, c.iteration) < before
-    )[-6:]
+    known = [c for c in state.harnesses.values() if (c.cycle, c.iteration) < before]
+    failed = [f"{c.id} {c.outcome}: {c.reason}" for c in known if c.outcome in FAILED]
+    return tuple(failed[-6:] + [f"{c.id} warning: {text}" for c in known for text in c.warnings][-3:])
 
 
 def read_by_proposer(session: Session, state: RunState, candidate: Candidate) -> tuple[str, ...]:

@@ -37,7 +37,8 @@ class Spent(Pane):
         rows = [self._row(key, Spend(*values), shown) for key, values in snap]
         total = Spend(*(sum(column) for column in zip(*(values for _, values in snap), strict=True)))
         rule = line((look.glyphs.rule * min(width, 19 + 12 * len(shown)), look("faint")))
-        return [*rows, rule, self._row("all/", total, shown)], [header]
+        saved = line((f"early rejection saved {count(total.saved)} episodes", look("muted")))
+        return [*rows, rule, self._row("all/", total, shown), *([saved] if total.saved else [])], [header]
 
     def _row(self, key: str, spend: Spend, shown: Sequence[str]) -> Content:
         phase, _, purpose = key.partition("/")
