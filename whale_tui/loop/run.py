@@ -141,7 +141,6 @@ class Run:
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
-                self._interrupted = False
             except PolicyFailure as failure:
                 await self._recover(failure)
             finally:
@@ -174,16 +173,6 @@ class Run:
                 await harness_phase.propose(self, action.iteration)
             case todo.Check():
                 await harness_phase.check(self, action.harnesses)
-    async def _test(self, action: todo.Test) -> None:
-        """A pair that a person asked for and that can't be had any more stops nothing."""
-        try:
-            await evaluation.test(self, action)
-        except PolicyFailure as failure:
-            if not action.asked or failure.kind != "artifact-corrupt" or action.policy == self.state.policy:
-                raise
-            self.served = ""
-            self.record(r.EvaluationDropped(policy=action.policy, harness=action.harness, reason=failure.detail))
-
             case todo.Ask():
                 await harness_phase.ask(self, action)
             case todo.EndIteration():
@@ -198,6 +187,16 @@ class Run:
                 await self._test(action)
             case todo.Finish():
                 self.record(r.RunFinished(status="finished", reason=action.reason))
+
+    async def _test(self, action: todo.Test) -> None:
+        """A pair that a person asked for and that can't be had any more stops nothing."""
+        try:
+            await evaluation.test(self, action)
+        except PolicyFailure as failure:
+            if not action.asked or failure.kind != "artifact-corrupt" or action.policy == self.state.policy:
+                raise
+            self.served = ""
+            self.record(r.EvaluationDropped(policy=action.policy, harness=action.harness, reason=failure.detail))
 
     def _pause_when_disk_is_low(self) -> None:
         free = self.rundir.free_bytes() / 1e9

@@ -469,6 +469,12 @@ def _command(s: RunState, e: r.CommandTaken) -> None:
                 candidate.decided_by = e.who
         case "rollback":
             s.policy, s.harness = e.args["policy"], e.args["harness"]
+        case "evaluate":
+            pair = e.args["policy"], e.args["harness"]
+            samples = e.args.get("samples", 0)
+            if not s.measured(*pair, samples) and not s.awaited(*pair, samples):
+                s.asked += 1
+                s.wanted.append(Wanted(s.asked, *pair, samples, e.who))
         case "set" if s.settings:
             s.settings = msgspec.structs.replace(s.settings, **e.args)
         case _:
@@ -485,12 +491,6 @@ def _resumed(s: RunState, e: r.Resumed) -> None:
 
 def _warned(s: RunState, e: r.Warned) -> None:
     s.warnings.append(e.text)
-        case "evaluate":
-            pair = e.args["policy"], e.args["harness"]
-            samples = e.args.get("samples", 0)
-            if not s.measured(*pair, samples) and not s.awaited(*pair, samples):
-                s.asked += 1
-                s.wanted.append(Wanted(s.asked, *pair, samples, e.who))
 
 
 def _failure(s: RunState, e: r.Failure) -> None:
@@ -544,6 +544,6 @@ _REDUCERS: dict[type, Callable[[RunState, Any], None]] = {
     r.Warned: _warned,
     r.Failure: _failure,
     r.TestScored: _test_scored,
+    r.EvaluationDropped: _evaluation_dropped,
     r.RunFinished: _run_finished,
 }
-    r.EvaluationDropped: _evaluation_dropped,
