@@ -23,11 +23,11 @@ QUICK: tuple[Check, ...] = (
 
 def full() -> tuple[Check, ...]:
     """Everything: the model, trials of verifier, tools and seal, and an episode from end to end."""
-    from whale_tui.doctor import forecast, model, trial
+    from whale_tui.doctor import episode, forecast, model, trial
 
     return (
         *QUICK, trial.verifier, trial.tools, trial.escape, trial.proposer,
-        model.model, model.memory, model.chat_template, trial.episode, forecast.length,
+        model.model, model.memory, model.chat_template, episode.episode, forecast.length,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from whale_tui.doctor import weights
-from whale_tui.doctor.checkup import Checkup, Finding, fail, ok, told, warn
+from whale_tui.doctor.checkup import Checkup, Finding, fail, ok, warn
 from whale_tui.policy import source
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.fit import why_not_fast
@@ -63,7 +63,7 @@ def chat_template(checkup: Checkup) -> Finding:
         chat = checkup.known_chat = ChatTokenizer(checkup.model)
         return _template(chat)
     except PolicyFailure as failure:
-        return told(failure)
+        return fail(failure.detail, "take an instruction-tuned model, its tokenizer and chat template beside it")
     except ValueError as refused:
         return fail(str(refused), "use an instruction-tuned model whose template takes user and assistant turns")
 

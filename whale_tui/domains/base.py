@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from whale_tui.records import Brief, Demonstration, Episode, Split, Task, Verdict
+from whale_tui.records import Brief, Decision, Demonstration, Episode, Split, Task, Verdict
 
 GROUP = "whale_tui.domains"
 """Entry point group: a name -> a module with `build(options) -> Domain` and, where it takes options, `Options`."""
@@ -32,7 +32,8 @@ class Domain(Protocol):
 
     A domain may also have, plain or `async def` (see `problems` and `close` below):
     `report: tables.Report`, what its import read, kept and dropped; `preflight() -> list[str]`, what keeps it from
-    working now, in words, empty where nothing does; `close()`, which ends what it started.
+    working now, in words, empty where nothing does; `close()`, which ends what it started; `known_answers()`, a list
+    of Known, by which `whale-tui doctor` tries the verifier.
     """
 
     name: str
@@ -57,6 +58,18 @@ class Domain(Protocol):
         mapping that `tools(task)` returned for this episode, with the state that is in it.
         """
         ...
+
+
+class Known(msgspec.Struct, frozen=True):
+    """An answer whose verdict is known. (task, answer, decision) alone will do where the answer is all that counts."""
+
+    task: Task
+    answer: str
+    decision: Decision
+    sampled: list[str] = []
+    """What the policy wrote; empty: the answer, in the forms that harnesses ask for."""
+    uses: list[tuple[str, list[Any]]] = []
+    """Tools used after that, in order: name and arguments."""
 
 
 class DomainError(Exception):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from whale_tui.domains import tables
-from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
+from whale_tui.domains.base import DomainError, Known, Tool, read_brief, read_h0
 from whale_tui.domains.chess import puzzles
 from whale_tui.domains.chess.edits import RULES
 from whale_tui.domains.chess.referee import Referee, written
@@ -118,6 +118,15 @@ class Chess:
             return Verdict("reject", f"move {len(tools.plays)}: {tools.reason}")
         played = f"{len(tools.plays)} of {len(task.private['line'].split()) // 2 + 1} moves"
         return Verdict("reject", f"the puzzle was left open after {played}")
+
+    def known_answers(self) -> list[Known]:
+        """Whole lines, played as they stand; and puzzles whose first move was written and not played."""
+        known = []
+        for task in self._tasks["weight"][:8]:
+            moves = task.private["line"].split()[::2]
+            known.append(Known(task, "", "accept", moves, [("move", [move]) for move in moves]))
+            known.append(Known(task, moves[0], "reject", moves))
+        return known
 
 
 def build(options: Options) -> Chess:

@@ -144,7 +144,7 @@ def _decision(right: Any) -> Decision:
     if isinstance(right, bool):
         return "accept" if right else "reject"
     if right in DECISIONS:
-        return right  # type: ignore[no-any-return]
+        return right
     raise ValueError(f"expected True, False or one of {', '.join(DECISIONS)}, got {right!r}")
 
 
