@@ -90,11 +90,11 @@ class Test(Struct, frozen=True):
     policy: str
     harness: str
     label: str
-
-
     samples: int
     asked: int = 0
     """Number of the wish that this answers; 0: a test that the config names."""
+
+
 class Finish(Struct, frozen=True):
     reason: str
 
@@ -109,11 +109,11 @@ def next_action(state: RunState, config: Config) -> Action:
     """What the run does now. Raises ValueError for a state in which a run has not started."""
     if state.settings is None:
         raise ValueError("the run has not started")
-    if state.phase == "weight":
-        return _weight(state, config, state.settings)
     if state.wanted and state.open_step is None and state.switch != "now":
         w = state.wanted[0]
         return Test(w.policy, w.harness, f"asked by {w.who}", w.samples or config.test.samples or 1, w.number)
+    if state.phase == "weight":
+        return _weight(state, config, state.settings)
     if state.phase == "harness":
         return _harness(state, config, state.settings)
     return _between(state, config, state.settings)

@@ -71,9 +71,9 @@ def words(event: r.AnyEvent) -> str:
                 f"test ({s.label}): {s.policy} x {s.harness} mean@{s.samples} {s.mean:.1%} "
                 f"[{s.low:.1%}, {s.high:.1%}] on {s.n} tasks, pass@{s.samples} {s.pass_at:.1%}"
             )
-        case r.RunFinished():
         case r.EvaluationDropped():
             return f"{event.policy} x {event.harness} is not measured: {event.reason}"
+        case r.RunFinished():
             return f"run {event.status}: {event.reason}"
 
 
