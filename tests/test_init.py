@@ -80,9 +80,10 @@ def test_a_new_folder_runs_at_once(here: Path) -> None:
     short = ["run.cycles=1", "test.samples=1", "run.first_phase=weight", "schedule.iterations=2"]
     short += ["harness.candidates=1", f"model.name={here / 'model'}"]
     done = cli("run", "pets", "--headless", *(word for change in short for word in ("--set", change)), folder=here)
-    assert "run finished: 1 cycles done" in done.stdout
+    assert "run finished: 1 cycle done" in done.stdout
     run = RunDir(here / "runs" / "pets")
     state = state_of(run)
+    assert len(state.phases) == 2
     assert (state.status, state.splits) == ("finished", {"weight": 4, "harness": 3, "test": 3})
     assert state.total_steps == 2
     assert "ok seal: harnesses run sealed" in run.log.read_text()
@@ -114,7 +115,8 @@ class Lengths:
         self.report = tables.Report()
         self.options = options
         rows = tables.read_rows(options.words)
-        tasks = tables.convert(rows, self._task, self.report.of("words"))
+        counts = self.report.of("words")
+        tasks = tables.distinct(tables.convert(rows, self._task, counts), counts)
         self._splits = tables.assemble(tables.cut(tasks, {"test": 2, "harness": 2, "weight": None}), self.report)
         self.h0, self.brief = read_h0(__file__), read_brief(__file__, {"count": "count(word): its letters"}, [])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json as stdlib_json  # escapes what an output may not be able to show
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -64,7 +65,7 @@ async def _visit(target: Path, overrides: list[str], *, quick: bool, fetch: bool
                 await base.close(checkup.known_domain)
     failed = [finding.name for finding in found if finding.level == "fail"]
     if json:
-        print(msgspec.json.encode({"may_start": not failed, "findings": found}).decode())
+        print(stdlib_json.dumps({"may_start": not failed, "findings": msgspec.to_builtins(found)}))
     elif failed:
         print(f"\na run may not start: mend {', '.join(failed)}")
     else:

@@ -123,10 +123,12 @@ def disk(checkup: Checkup) -> Finding:
     """Room for what the run will keep."""
     config = checkup.config
     free = shutil.disk_usage(_existing(checkup.place)).free
-    version = 3 * 4 * weights.adapter_parameters(config)  # fp32 weights and AdamW's two moments
+    trained = weights.adapter_parameters(config)
+    version = 3 * 4 * trained  # fp32 weights and AdamW's two moments
     phases = config.run.cycles or 20
     need = retention.forecast_bytes(version, config.retention.keep_versions, phases, config.run.budget_episodes)
-    text = f"up to {need / 1e9:.1f} GB for the run, {free / 1e9:.1f} GB free at {_existing(checkup.place)}"
+    what = "the run" if trained else "the run's episodes"  # the model isn't here, so its adapters' size isn't known
+    text = f"up to {need / 1e9:.1f} GB for {what}, {free / 1e9:.1f} GB free at {_existing(checkup.place)}"
     if free < config.retention.min_free_gb * 1e9:
         return fail(
             f"{text}; the run pauses under {config.retention.min_free_gb:g} GB (retention.min_free_gb)", "free some"
