@@ -20,7 +20,9 @@ KINDS: dict[str, frozenset[str]] = {
     "format": frozenset({"TURN", "parse"}),
     "examples": frozenset({"EXAMPLES"}),
     "system": frozenset({"SYSTEM", "messages"}),
-    "search": frozenset({"SEARCH_K", "PASSAGE_CHARS", "PASSAGE", "ask", "LISTED", "MOVE", "listed", "turn"}),
+    "search": frozenset(
+        {"SEARCH_K", "PASSAGE_CHARS", "PASSAGE", "SENTENCES", "shorten", "ask", "LISTED", "MOVE", "listed", "turn"}
+    ),
     "query": frozenset({"query"}),
     "length": frozenset({"MAX_TOKENS", "STOP"}),
     "turns": frozenset({"TURNS", "OUTPUT"}),
