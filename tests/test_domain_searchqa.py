@@ -28,6 +28,7 @@ from whale_tui.domains.http import Unavailable
 from whale_tui.domains.searchqa import SearchQA, edits
 from whale_tui.domains.searchqa.judge import verdict_in
 from whale_tui.domains.searchqa.layouts import titled
+from whale_tui.domains.searchqa.sentences import telling
 from whale_tui.domains.searchqa.worked import WORKED
 from whale_tui.harness import checks, fst
 from whale_tui.harness.worker import can_seal
@@ -606,7 +607,9 @@ def test_a_right_answer_that_the_harness_took_from_a_passage_is_rejected(tmp_pat
 def test_known_answers_get_their_verdicts(tmp_path: Path) -> None:
     domain = load(write(tmp_path / "squad.json", SQUAD))
     known = domain.known_answers()
-    assert {decision for *_, decision in known} == {"accept", "reject"} and len(known) == 4 * len(domain.tasks("weight"))
+    assert {decision for *_, decision in known} == {"accept", "reject"} and len(known) == 4 * len(
+        domain.tasks("weight")
+    )
     assert all(verdict(domain, task, answer).decision == decision for task, answer, decision in known)
 
 
@@ -856,8 +859,8 @@ async def test_every_edit_of_h0_and_of_what_comes_of_it_is_a_working_harness(tmp
         if new is not None:
             made[edit.words] = new.text
     first = {words for words in made if "read before asking" in words}
-    assert len(first) == 9 and len(made) > 15
-    parent = made[next(words for words in first if "first line, 3" in words)]
+    assert len(first) == 12 and len(made) > 15
+    parent = made[next(words for words in first if "most telling" in words and "first line" in words)]
     for edit in generic(kit):
         new = edit.change(Source(parent), kit)
         if new is not None:
@@ -882,3 +885,25 @@ def test_an_index_of_another_sqlite_schema_is_no_index() -> None:
     file.parent.mkdir(parents=True)
     sqlite3.connect(file.with_name("abc-0.sqlite")).close()
     assert bm25.Passages.kept("abc", [("Mill", "old")]).size == 1
+
+
+def test_telling_sentences_are_those_that_share_most_with_the_question() -> None:
+    text = "Old Town has a mill. The mill was built in 1830 by Ann Lee. It burned twice! In 1902 a dam was added."
+    assert telling(text, "Who built the mill?", 1) == "The mill was built in 1830 by Ann Lee."
+    assert telling(text, "What was added, and what burned?", 2) == "It burned twice! In 1902 a dam was added."
+    assert telling(text, "Zebra?", 1) == "Old Town has a mill." and telling("", "Why?", 2) == ""
+    assert telling("No sentence at all", "What?", 3) == "No sentence at all"
+
+
+def test_examples_show_what_a_harness_of_telling_sentences_reads(tmp_path: Path) -> None:
+    domain = load(write(tmp_path / "squad.json", SQUAD))
+    kit = Kit(domain.edits, domain.brief)
+    change = {edit.words: edit.change for edit in generic(kit)}
+    words = next(words for words in change if "most telling" in words and "first line" in words)
+    one = change[words](Source(domain.h0), kit)
+    assert one is not None and one.constants()["SENTENCES"] == 1
+    for user, answer in one.constants()["EXAMPLES"]:
+        assert answer in user and user.count(".") == 1
+    two = change["of each passage the two sentences that share most with the question"](one, kit)
+    assert two is not None and all(user.count(".") == 2 for user, _ in two.constants()["EXAMPLES"])
+    assert all(telling(text, question, 1).count(answer) == 1 for _, text, question, answer in WORKED)

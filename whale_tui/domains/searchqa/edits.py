@@ -6,15 +6,19 @@ the turn: it has the names that the edits of the made-up encyclopaedia work on, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from whale_tui.domains.encyclopedia.edits import LABEL, LINE, NAMES, TAGS, WHOLE
 from whale_tui.domains.encyclopedia.edits import RULES as READING
+from whale_tui.domains.searchqa.sentences import telling
 from whale_tui.proposers.edits import Edit, Format, Kit, Source, set_constants, set_function
+from whale_tui.records import Demonstration
 
-READ_FIRST = '''
+READ_FIRST = f'''\
 """The question is searched for as it stands; the passages are in the turn, and the policy is asked once."""
 
 import re
@@ -25,6 +29,7 @@ PASSAGE = ""
 EXAMPLES = []
 SEARCH_K = 1
 PASSAGE_CHARS = 800
+SENTENCES = 0  # of a passage that are read; 0: all, as far as PASSAGE_CHARS
 MAX_TOKENS = 64
 STOP = []
 
@@ -33,17 +38,23 @@ def query(task):
     return task["question"]
 
 
+{inspect.getsource(telling).replace("  # type: ignore[no-untyped-def]", "")}
+
+def shorten(text, question):
+    return telling(text, question, SENTENCES) if SENTENCES else text[:PASSAGE_CHARS]
+
+
 def ask(task, tools):
     found = tools.search(query(task)[:1000], SEARCH_K)
-    passages = "\\n".join(PASSAGE.format(title=p["title"], text=p["text"][:PASSAGE_CHARS]) for p in found)
-    return TURN.format(passages=passages, question=task["question"])
+    shown = [PASSAGE.format(title=p["title"], text=shorten(p["text"], task["question"])) for p in found]
+    return TURN.format(passages="\\n".join(shown), question=task["question"])
 
 
 def messages(turn):
-    chat = [{"role": "system", "content": SYSTEM}] if SYSTEM else []
+    chat = [{{"role": "system", "content": SYSTEM}}] if SYSTEM else []
     for user, assistant in EXAMPLES:
-        chat += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-    return [*chat, {"role": "user", "content": turn}]
+        chat += [{{"role": "user", "content": user}}, {{"role": "assistant", "content": assistant}}]
+    return [*chat, {{"role": "user", "content": turn}}]
 
 
 def attempt(chat, model, tools):
@@ -58,7 +69,7 @@ KEPT = ("SYSTEM", "PASSAGE", "SEARCH_K", "PASSAGE_CHARS")
 """What the harness that is rewritten hands on."""
 
 
-def _reading_first(wanted: Format, examples: int) -> Callable[[Source, Kit], Source | None]:
+def _reading_first(wanted: Format, examples: int, sentences: int) -> Callable[[Source, Kit], Source | None]:
     """The other shape in one of the formats, with that many of the brief's demonstrations."""
 
     def change(source: Source, kit: Kit) -> Source | None:
@@ -66,7 +77,9 @@ def _reading_first(wanted: Format, examples: int) -> Callable[[Source, Kit], Sou
         if "attempt" in source.functions() or not constants.keys() >= {*KEPT}:
             return None
         kept = {name: constants[name] for name in KEPT}
-        new = Source(READ_FIRST.lstrip()).with_constants(TURN=wanted.turns[0], STOP=list(wanted.stop), **kept)
+        new = Source(READ_FIRST).with_constants(
+            TURN=wanted.turns[0], STOP=list(wanted.stop), SENTENCES=sentences, **kept
+        )  # fmt: skip
         new = new.with_function(wanted.parse)
         shown = kit.examples(new, kit.brief.demonstrations[:examples])
         return new if shown is None else new.with_constants(EXAMPLES=shown)
@@ -74,24 +87,49 @@ def _reading_first(wanted: Format, examples: int) -> Callable[[Source, Kit], Sou
     return change
 
 
-def _first(wanted: Format, examples: int, weight: float) -> Edit:
+def _first(wanted: Format, examples: int, sentences: int, weight: float) -> Edit:
+    read = {0: "the passage", 1: "the most telling sentence of it"}.get(sentences, f"its {sentences} telling sentences")
     shown = f", {examples} worked examples" if examples else ""
-    words = f"the question searched for and a passage read before asking, {wanted.words}{shown}"
-    return Edit("format", words, _reading_first(wanted, examples), "none", weight)
+    words = f"the question searched for and {read} read before asking, {wanted.words}{shown}"
+    return Edit("format", words, _reading_first(wanted, examples, sentences), "none", weight)
+
+
+def _fields(shown: Demonstration, constants: Mapping[str, Any]) -> dict[str, str]:
+    """As in the encyclopaedia; where a harness reads telling sentences, its examples show these."""
+    count = constants.get("SENTENCES")
+    if not count:
+        return READING.fields(shown, constants)
+    use, question = shown.tools[0], shown.task["question"]
+    short = [{**p, "text": telling(p["text"], question, count)} for p in use["result"]]
+    again = msgspec.structs.replace(shown, tools=[{**use, "result": short}])
+    return READING.fields(again, constants)
 
 
 RULES = msgspec.structs.replace(
     READING,
+    fields=_fields,
     edits=(
-        *(_first(wanted, n, weight) for wanted in (LINE, TAGS, LABEL) for n, weight in ((3, 3.0), (2, 1.0), (0, 0.5))),
-        *(Edit("search", f"the {k} best passages", set_constants(SEARCH_K=k), weight=0.7) for k in (2, 3)),
-        Edit("search", "the best passage alone", set_constants(SEARCH_K=1)),
         *(
-            Edit("search", f"passages of up to {n} characters", set_constants(PASSAGE_CHARS=n), cures, 1.0)
-            for n, cures in ((300, "cost"), (500, "cost"), (1200, "cut"), (2000, "cut"))
+            _first(wanted, examples, sentences, weight)
+            for wanted in (LINE, TAGS, LABEL)
+            for examples, sentences, weight in ((3, 1, 3.0), (3, 2, 1.5), (3, 0, 1.5), (0, 0, 0.5))
+        ),
+        *(
+            Edit("search", f"of each passage {what}", set_constants(SENTENCES=n), weight=weight)
+            for n, what, weight in (
+                (1, "the sentence that shares most with the question", 1.5),
+                (2, "the two sentences that share most with the question", 1.0),
+                (0, "all that PASSAGE_CHARS lets through", 0.7),
+            )
+        ),
+        *(Edit("search", f"the {k} best passages", set_constants(SEARCH_K=k), weight=0.7) for k in (2, 3)),
+        Edit("search", "the best passage alone", set_constants(SEARCH_K=1), weight=0.5),
+        *(
+            Edit("search", f"passages of up to {n} characters", set_constants(PASSAGE_CHARS=n), cures, 0.7)
+            for n, cures in ((300, "cost"), (1600, "cut"))
         ),
         Edit("search", "passages without their titles", set_constants(PASSAGE="{text}"), weight=0.5),
-        Edit("query", "a search for the names alone", set_function(NAMES), weight=0.5),
-        Edit("query", "a search for the whole question", set_function(WHOLE), weight=0.5),
+        Edit("query", "a search for the names alone", set_function(NAMES), weight=0.3),
+        Edit("query", "a search for the whole question", set_function(WHOLE), weight=0.3),
     ),
 )

@@ -10,19 +10,19 @@ WORKED: tuple[tuple[str, str, str, str], ...] = (
     (
         "Brennoch Viaduct",
         "The Brennoch Viaduct carries the coastal railway across the mouth of the Tarrel. It was drawn by the engineer Isla Corvane, who had lost an earlier bridge to a spring flood, and was opened to goods trains in 1887. Passengers had to wait another two years. Its nineteen arches are of grey slate, and the middle one is left open for the salmon boats.",
-        "Who drew the viaduct over the mouth of the Tarrel?",
+        "Which engineer drew the Brennoch Viaduct after losing an earlier bridge?",
         "Isla Corvane",
     ),
     (
         "Quillet fever",
         "Quillet fever is a mild illness of sheep and, rarely, of shepherds. It is passed on by the brown upland tick and lasts about nine days. In the damp summer of 1931 more than forty thousand animals fell ill in the Oskar valleys alone. Since then flocks have been dipped in a bath of juniper oil, which the ticks avoid.",
-        "How long does quillet fever last?",
+        "How long does the fever last that the brown upland tick passes on?",
         "about nine days",
     ),
     (
         "Municipal Orchestra of Vessen",
         "The Municipal Orchestra of Vessen was founded by dock workers, who paid for the first instruments with a tax on tobacco. It has sixty-two players today. For most of its history it had no hall and played in the fish market, where the audience stood. Its longest-serving conductor, Petra Haldun, refused to give any concert without a waltz.",
-        "Where did the orchestra of Vessen play while it had no hall?",
+        "In which place was it that the orchestra played while it had no hall?",
         "in the fish market",
     ),
     (
@@ -64,13 +64,13 @@ WORKED: tuple[tuple[str, str, str, str], ...] = (
     (
         "Tollhouse Players",
         "The Tollhouse Players are an amateur theatre in Wick Arden that gives its plays by candlelight. They began in 1958, when the road toll was dropped and the keeper offered his empty house for a Christmas comedy. Every play is chosen by lot from a hat. Since a small fire in the second season, the front row is given a bucket of sand.",
-        "How do the Tollhouse Players choose a play?",
+        "How is every play of the Tollhouse Players chosen?",
         "by lot",
     ),
     (
         "Marl steel",
         "Marl steel is made by folding a soft and a hard steel together with crushed shell between them. The method comes from the smiths of Dunmarl, who needed sickles that would keep an edge in wet reed. A blade is folded twelve times and then buried in river mud for a month. It rusts easily and has to be rubbed with goose fat.",
-        "How often is a blade of marl steel folded?",
+        "How often is a blade folded before it is buried in river mud?",
         "twelve times",
     ),
     (
