@@ -364,6 +364,15 @@ def test_a_move_that_the_policy_did_not_write_is_rejected_however_right(tmp_path
         domain.verify(tasks["m2"], "", an_episode([]))
 
 
+def test_known_answers_get_their_verdicts(tmp_path: Path) -> None:
+    domain, _ = domain_of(tmp_path)
+    known = list(domain.known_answers())
+    assert {case.decision for case in known} == {"accept", "reject"} and len(known) == 16
+    for case in known:
+        moves = [args[0] for _, args in case.uses]
+        assert played(domain, case.task, moves, " ".join(case.sampled)).decision == case.decision, case
+
+
 class Says:
     """A policy that gives every call the same text."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from whale_tui.domains import tables
 from whale_tui.domains.base import DomainError, Known, Tool, read_brief, read_h0
 from whale_tui.domains.chess import puzzles
 from whale_tui.domains.chess.edits import RULES
-from whale_tui.domains.chess.referee import Referee, written
+from whale_tui.domains.chess.referee import Referee, losing, written
 from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
 
 GET = (
@@ -119,14 +119,17 @@ class Chess:
         played = f"{len(tools.plays)} of {len(task.private['line'].split()) // 2 + 1} moves"
         return Verdict("reject", f"the puzzle was left open after {played}")
 
-    def known_answers(self) -> list[Known]:
-        """Whole lines, played as they stand; and puzzles whose first move was written and not played."""
-        known = []
-        for task in self._tasks["weight"][:8]:
-            moves = task.private["line"].split()[::2]
-            known.append(Known(task, "", "accept", moves, [("move", [move]) for move in moves]))
-            known.append(Known(task, moves[0], "reject", moves))
-        return known
+    def known_answers(self) -> Iterator[Known]:
+        """Some puzzles played out, left open, lost by another move, and won by moves that the policy never wrote."""
+        for task in self._tasks["weight"][:4]:
+            line = task.private["line"].split()
+            uses = [("move", [move]) for move in line[::2]]
+            yield Known(task, "", "accept", [" ".join(line)], uses)
+            yield Known(task, "", "reject", [" ".join(line)], uses[:-1])
+            yield Known(task, "", "reject", ["I win."], uses)
+            wrong = losing(task.public["fen"], line)
+            if wrong is not None:
+                yield Known(task, "", "reject", [wrong], [("move", [wrong])])
 
 
 def build(options: Options) -> Chess:

@@ -109,6 +109,12 @@ class Referee(dict[str, Tool]):
         raise ValueError(f"{problem}; {self._retries + 1} more to try")
 
 
+def losing(fen: str, line: Sequence[str]) -> str | None:
+    """The first legal move, by UCI, that loses a puzzle; None where every one wins it."""
+    legal = (move["uci"] for move in Referee(fen, line, 0).legal_moves())
+    return next((uci for uci in legal if Referee(fen, line, 0).move(uci)["result"] == "lost"), None)
+
+
 def drawn(board: chess.Board) -> str:
     """The board as text, white's pieces upper case, ranks at the left and files below."""
     rows = zip("87654321", str(board).split("\n"), strict=True)

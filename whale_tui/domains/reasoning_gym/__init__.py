@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from whale_tui.domains import tables
-from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
+from whale_tui.domains.base import DomainError, Known, Tool, read_brief, read_h0
 from whale_tui.domains.reasoning_gym.edits import RULES
 from whale_tui.harness.worker import Limits, SealedWorker
 from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
@@ -114,6 +114,14 @@ class ReasoningGym:
         if isinstance(score, float) and score >= self.options.accept_from:
             return []
         return [f"{self.options.generator} rejects its own answer to {task.key}: {score}; take another generator"]
+
+    def known_answers(self) -> Iterator[Known]:
+        """The generator's own answers, where it knows any, and some that are none."""
+        for task in self._tasks["weight"][:4]:
+            if task.private["answer"]:
+                yield Known(task, task.private["answer"], "accept")
+            yield Known(task, "", "reject")
+            yield Known(task, "qwxz this is no answer", "reject")
 
     async def close(self) -> None:
         """End the scoring workers."""
