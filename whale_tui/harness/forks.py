@@ -72,7 +72,7 @@ class Forks:
             "seal": {"limits": {"CPU": cpu_seconds, "AS": memory_mb << 20}, "program": None},
         }  # fmt: skip
         self._allow_unsealed = allow_unsealed
-        self._at_once = at_once or len(os.sched_getaffinity(0))
+        self._at_once = at_once or os.cpu_count() or 1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None

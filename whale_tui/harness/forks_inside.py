@@ -137,7 +137,7 @@ class Server:
         code, seconds = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
         if child.killed in ("output", "wall"):
             kind = child.killed
-        elif code in (-signal.SIGXCPU, -signal.SIGKILL) and seconds >= 0.9 * self.setup["seal"]["limits"]["CPU"]:
+        elif code in (-signal.SIGXCPU, -signal.SIGKILL) and seconds >= 0.5 * self.setup["seal"]["limits"]["CPU"]:
             kind = "cpu"
         else:
             kind = {0: "done", 77: "unsealed"}.get(code, "died")
@@ -169,6 +169,14 @@ class Server:
                         self.kill(self.children[job["stop"]], "stopped")
 
 
+def own_memory():
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # no Linux: no seal either
+        return 0
+
+
 def main():
     setup = b""
     while not setup.endswith(b"\n"):
@@ -187,9 +195,7 @@ def main():
         os._exit(1)
     os.dup2(said, 1)
     os.close(said)
-    with open("/proc/self/statm") as file:  # noqa: PTH123
-        own = int(file.read().split()[0]) * resource.getpagesize()
-    setup["seal"]["limits"]["AS"] += own
+    setup["seal"]["limits"]["AS"] += own_memory()  # the limit is of address space, which a child begins with
     setup["seal"]["parent"] = os.getpid()
     random.seed(0)
     gc.collect()

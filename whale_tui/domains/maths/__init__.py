@@ -53,13 +53,13 @@ class Options(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     wrote is the reference, character for character (the rule of the study)."""
     tool: Literal["python", "calc"] = "python"
     """"python" runs code; "calc" works out one expression, which suits a small model and word problems."""
-    sandbox: str = ""
-    """Of `python`: the URL of a SandboxFusion server, e.g. "http://10.0.0.5:8080". Empty: sealed on this machine."""
+    sandbox: tuple[str, ...] = ()
+    """Of `python`: URLs of SandboxFusion servers, e.g. ["http://10.0.0.5:8080"]. None: sealed on this machine."""
     python_seconds: Size = 5
     """Processor seconds of one call; wall-clock may be six times that."""
     python_memory_mb: Size = 512
     """Memory of one call."""
-    python_output: Size = 4000
+    python_output: Annotated[int, Meta(ge=1, le=100_000)] = 4000
     """Characters of output that a call gives back."""
     allow_unsealed: bool = False
     """Run the policy's code without the seal where this system has no seccomp. Think first."""

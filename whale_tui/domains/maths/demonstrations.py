@@ -27,8 +27,8 @@ _WORKED = (
     (
         "What is the remainder when $3^{2024}$ is divided by 1000?",
         "print(pow(3, 2024, 1000))",
-        "281\n",
-        "281",
+        "481\n",
+        "481",
     ),
     (
         "Compute $\\int_0^1 x^2 e^x \\, dx$.",

@@ -5,18 +5,15 @@ Each call starts from an empty namespace and the same random state; nothing is l
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import time
-import urllib.error
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
 
+from whale_tui.domains import http
 from whale_tui.harness.forks import Forks
 
 CODE_CHARS = 20_000
@@ -91,10 +88,6 @@ class SealedPython:
         await self._forks.close()
 
 
-class SandboxDown(Exception):
-    """The sandbox server does not answer, or says that it is at fault itself."""
-
-
 class _Ran(Struct):
     status: str = ""
     stdout: str | None = None
@@ -103,68 +96,56 @@ class _Ran(Struct):
 
 
 class _Answer(Struct):
-    status: str
-    run_result: _Ran | None = None
-    message: str | None = None
+    """POST /run_code {code, language, run_timeout, memory_limit_MB, stdin, files, fetch_files} of SandboxFusion."""
+
+    status: Literal["Success", "Failed"]
+    run_result: _Ran
 
 
 class SandboxPython:
-    """Code in a SandboxFusion server: POST /run_code. Asked directly, never through a proxy of the environment's."""
+    """Code in SandboxFusion servers. One that is down, or says `SandboxError`, is no answer: Unavailable."""
 
-    AT_ONCE = 32
-    WAITS = (0.5, 2.0)
-    """Seconds before each further try where the server does not answer."""
+    AT_ONCE = 64
+    TRIES = 3
+    PATIENCE = 30.0
+    """Seconds beyond the program's own for which one request is waited for."""
 
-    def __init__(self, url: str, seconds: int, memory_mb: int, output_chars: int) -> None:
-        self._url = url.rstrip("/") + "/run_code"
+    def __init__(self, urls: Sequence[str], seconds: int, memory_mb: int, output_chars: int) -> None:
+        addresses = [f"{url}/run_code" for url in http.checked("domain.options.sandbox", urls)]
+        self._service = http.Service(addresses, seconds=seconds + self.PATIENCE, tries=self.TRIES, at_once=self.AT_ONCE)
         self._seconds, self._memory_mb, self._output_chars = seconds, memory_mb, output_chars
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-        self._threads = ThreadPoolExecutor(self.AT_ONCE, thread_name_prefix="sandbox")
 
     async def python(self, code: str) -> str:
-        """As SealedPython's. SandboxDown where the server can't be had: the episode is `invalid`."""
-        checked(code)
-        answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, code)
-        ran = answer.run_result
-        if answer.status == "SandboxError" or ran is None:
-            raise SandboxDown(f"{self._url} says {answer.status}: {answer.message or 'no result'}")
+        """As SealedPython's. Raises http.Unavailable where no server answers: the episode is `invalid`."""
+        ran = await self._service.post(self._wanted(checked(code)), _result)
         output = (ran.stdout or "") + ((ran.stderr or "") if ran.return_code else "")
         if len(output) > self._output_chars:
             return marked(output[: self._output_chars], f"cut: more than {self._output_chars:,} characters")
-        return (
-            marked(output, f"cut: still running after {self._seconds} s")
-            if ran.status == "TimeLimitExceeded"
-            else output
-        )
+        if ran.status == "TimeLimitExceeded":
+            return marked(output, f"cut: still running after {self._seconds} s")
+        return output
 
-    def _ask(self, code: str) -> _Answer:
-        wanted = {
+    def _wanted(self, code: str) -> dict[str, Any]:
+        return {
             "code": code, "language": "python", "run_timeout": self._seconds, "memory_limit_MB": self._memory_mb,
             "stdin": "", "files": {}, "fetch_files": [],
         }  # fmt: skip
-        request = urllib.request.Request(
-            self._url, msgspec.json.encode(wanted), {"Content-Type": "application/json"}, method="POST"
-        )
-        for wait in (*self.WAITS, None):
-            try:
-                with self._open(request, timeout=self._seconds + 30) as reply:
-                    return msgspec.json.decode(reply.read(), type=_Answer)
-            except (OSError, msgspec.MsgspecError) as error:
-                final = isinstance(error, urllib.error.HTTPError) and error.code < 500
-                if wait is None or final:
-                    raise SandboxDown(f"{self._url}: {error}") from error
-            time.sleep(wait)
-        raise AssertionError("the last try returns or raises")
 
     async def preflight(self) -> list[str]:
-        try:
-            said = await self.python("print(1 + 1)")
-        except SandboxDown as error:
-            return [f"the sandbox server does not answer: {error}; start it, or leave domain.options.sandbox empty"]
-        return [] if said.strip() == "2" else [f"the sandbox server works out 1 + 1 as {said!r}"]
+        def read(value: Any) -> None:
+            if (_result(value).stdout or "").strip() != "2":
+                raise ValueError(f"it works out 1 + 1 as {value!r:.200}")
+
+        found = await self._service.problems(self._wanted("print(1 + 1)"), read)
+        return [f"sandbox server {problem}; start it, or leave domain.options.sandbox out" for problem in found]
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._service.close()
+
+
+def _result(value: Any) -> _Ran:
+    """What came of the program. ValueError where the server itself was at fault."""
+    return msgspec.convert(value, _Answer).run_result
 
 
 def checked(code: str) -> str:

@@ -44,7 +44,12 @@ def last_written_box(sampled: Sequence[str]) -> str | None:
 def tidy(answer: str) -> str:
     """An answer as it is compared: the last box if there is one, compatibility characters folded, outer marks off."""
     boxed = last_boxed(answer)
-    text = unicodedata.normalize("NFKC", answer if boxed is None else boxed).replace("\u2212", "-").strip()
+    text = (
+        unicodedata.normalize("NFKC", answer if boxed is None else boxed)
+        .replace("\u2212", "-")
+        .replace("**", "^")
+        .strip()
+    )
     while len(text) > 1 and text[0] == text[-1] == "$":
         text = text[1:-1].strip()
     return text.rstrip(".").strip() if not re.search(r"\.\.$", text) else text
