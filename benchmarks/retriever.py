@@ -9,13 +9,15 @@ a question: half its words are from the passage that it is about, half are commo
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
 
 from whale_tui.domains import bm25
 
@@ -29,8 +31,7 @@ def main() -> None:
     options.add_argument("--passages", type=int, default=100_000)
     options.add_argument("--queries", type=int, default=500)
     given = options.parse_args()
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["XDG_CACHE_HOME"] = cache
+    with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, XDG_CACHE_HOME=cache):
         measure(given.passages, given.queries)
 
 
@@ -60,12 +61,12 @@ def measure(passages: int, queries: int) -> None:
 
 
 def corpus(passages: int) -> Iterator[tuple[str, str]]:
-    rng = random.Random(0)
     words = [_word(n) for n in range(WORDS)]
-    weights = list(itertools.accumulate(1 / (rank + 2.7) for rank in range(WORDS)))
+    shares = np.cumsum(1 / (np.arange(WORDS) + 2.7))
+    draws = np.random.default_rng(0)
     for number in range(passages):
-        text = " ".join(rng.choices(words, cum_weights=weights, k=PASSAGE_WORDS))
-        yield f"Article {number}", text
+        drawn = np.searchsorted(shares, draws.random(PASSAGE_WORDS) * shares[-1])
+        yield f"Article {number}", " ".join([words[n] for n in drawn])
 
 
 def questions(texts: list[tuple[str, str]], count: int) -> Iterator[tuple[str, str]]:
