@@ -384,7 +384,7 @@ def test_many_threads_search_one_index() -> None:
 async def test_a_large_index_is_searched_beside_the_engine_s_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = {f"Title{n}": f"word{n} common" for n in range(2100)}
+    texts = {f"Title{n}": f"word{n} common" for n in range(600)}
     domain = load(write(tmp_path / "train.jsonl", plain(6)), corpus=str(corpus_of(tmp_path, texts)))
     here, used = threading.get_ident(), []
     look_up = domain._retriever._index.search  # type: ignore[union-attr]

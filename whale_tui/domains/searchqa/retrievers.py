@@ -14,7 +14,7 @@ from whale_tui.domains.base import DomainError
 from whale_tui.domains.http import Service, checked
 from whale_tui.domains.searchqa.layouts import Passage, corpus, titled
 
-AT_ONCE = 2_000
+AT_ONCE = 500
 """Passages up to which a query takes about a millisecond: it is answered in the engine's own thread."""
 MOST_REQUESTS = 64
 """Queries on their way to the servers at once; the others wait."""
