@@ -47,6 +47,7 @@ async def _visit(target: Path, overrides: list[str], *, quick: bool, fetch: bool
     try:
         file = launch.config_file(target)
         resolved = config.load(file, overrides)
+        launch.make_paths_absolute(resolved)
     except config.ConfigError as error:
         say(msgspec.structs.replace(told(error), name="config"))
     else:

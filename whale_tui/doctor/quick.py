@@ -116,7 +116,8 @@ def seal(checkup: Checkup) -> Finding:
     if checkup.config.rollout.allow_unsealed:
         return warn(f"{why}; rollout.allow_unsealed is set, so code from a model runs with your rights")
     text, _, mend = why.partition("; ")
-    return fail(text, mend or "or run harnesses without a seal: rollout.allow_unsealed = true")
+    without = "or set rollout.allow_unsealed = true, and code from a model runs with your rights"
+    return fail(text, f"{mend}; {without}" if mend else without)
 
 
 def disk(checkup: Checkup) -> Finding:

@@ -46,7 +46,7 @@ def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -
         known.check_format()
         return known
     resolved = config.load(target, overrides)
-    _make_paths_absolute(resolved)
+    make_paths_absolute(resolved)
     folder = rundir.runs_folder() / resolved.config.run.name
     number = 2
     while new and folder.exists():
@@ -69,7 +69,7 @@ def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -
     return run
 
 
-def _make_paths_absolute(resolved: config.Resolved) -> None:
+def make_paths_absolute(resolved: config.Resolved) -> None:
     """Paths of a config start from its folder; the copy in the run directory must not depend on it."""
     domain, model = resolved.config.domain, resolved.config.model
     if domain.harness:
