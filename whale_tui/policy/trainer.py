@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whale_tui.policy import loss, trie
+from whale_tui.policy import lora, loss, trie
 from whale_tui.policy.protocol import Trained, TrainRequest, TrainSample
 
 CLIP = 1.0
@@ -56,7 +56,7 @@ class Trainer:
         self.model.peft_config["default"].base_model_name_or_path = str(folder)
         if packed:
             trie.use(base)
-        self._cast_frozen(compute)
+        self._merged = lora.use(self.model, compute)
         self.device = device
         self.compute = compute
         self.packed = packed
@@ -65,14 +65,6 @@ class Trainer:
         self.trained_parameters = sum(p.numel() for p in self.parameters.values())
         self._initial = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._new_optimizer()
-
-    def _cast_frozen(self, compute: torch.dtype) -> None:
-        """Hold frozen matrices in the dtype that autocast would cast them to anew in every forward: the same
-        products.
-        """
-        for name, parameter in self.model.named_parameters():
-            if name.endswith("base_layer.weight"):
-                parameter.data = parameter.data.to(compute)
 
     # ------------------------------------------------------------------------------------------------------ training
 
@@ -105,6 +97,7 @@ class Trainer:
 
     def gradient(self, minibatch: Sequence[TrainSample], interrupted: Callable[[], bool] = lambda: False) -> float:
         """Add the gradient of one minibatch's loss to the parameters; returns the loss."""
+        self._merge()
         tokens = loss.token_count(minibatch)
         total = 0.0
         parts = self._packed(minibatch, tokens) if self.packed else self._padded(minibatch, tokens)
@@ -157,10 +150,16 @@ class Trainer:
     @torch.no_grad()
     def probe(self, ids: Sequence[int]) -> Tensor:
         """Log-probability of each token of a sequence after its first: [len(ids) - 1] fp32."""
+        self._merge()
         with self._autocast():
             logits = self.model(input_ids=self._column(ids), use_cache=False).logits[0, :-1]
         target = torch.tensor(list(ids[1:]), device=self.device)
         return logits.float().log_softmax(-1).gather(-1, target[:, None])[:, 0].cpu()
+
+    def _merge(self) -> None:
+        """The adapter may have changed since: a product of rank r a layer, nothing beside a forward."""
+        for layer in self._merged:
+            layer.merge()
 
     def _column(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), device=self.device)[None]
