@@ -430,6 +430,18 @@ async def test_a_server_that_can_t_start_says_why(tmp_path: Path) -> None:
 
 
 @in_one_loop
+@pytest.mark.parametrize("verifier", ["math-verify", "boxed"])
+async def test_known_answers_get_their_verdicts(tmp_path: Path, verifier: str) -> None:
+    domain: Any = base.load("maths", options(problems(tmp_path), verifier=verifier))
+    known = list(domain.known_answers())
+    assert {case.decision for case in known} == {"accept", "reject"}
+    for case in known:
+        said = await domain.verify(case.task, case.answer, None, sampled=[f"so \\boxed{{{case.answer}}}"])
+        assert said.decision == case.decision, case
+    await base.close(domain)
+
+
+@in_one_loop
 async def test_preflight_finds_nothing_wrong(maths: Any) -> None:
     assert await base.problems(maths) == []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from whale_tui.domains import arithmetic, tables
 from whale_tui.domains.arithmetic.calculator import calculate
-from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
+from whale_tui.domains.base import DomainError, Known, Tool, read_brief, read_h0
 from whale_tui.domains.maths import verdict
 from whale_tui.domains.maths.demonstrations import DEMONSTRATIONS
 from whale_tui.domains.maths.edits import RULES
@@ -147,6 +147,14 @@ class Maths:
             except Exception as error:
                 found.append(f"math-verify does not start: {error}")
         return found
+
+    def known_answers(self) -> Iterator[Known]:
+        """References as they stand, one more than each, and no answer."""
+        for task in self._tasks["weight"][:4]:
+            reference = task.private["answer"]
+            yield Known(task, reference, "accept")
+            yield Known(task, f"{reference} + 1", "reject")
+            yield Known(task, "", "reject")
 
     async def close(self) -> None:
         await self._compare.close()
