@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,15 @@ from whale_tui import records as r
 from whale_tui.config import ConfigError
 from whale_tui.journal import Journal
 from whale_tui.loop import alternation as todo
+from whale_tui.loop import control
 from whale_tui.loop.archive import read_archive
 from whale_tui.loop.holdout import APART, gap_chance, set_aside, warning
 from whale_tui.loop.rollouts import Where
+from whale_tui.loop.words import words
 from whale_tui.records import Batch, Sampling, Score, Task
 from whale_tui.service import lines
+from whale_tui.tui.look import Look
+from whale_tui.tui.panes import Candidates, card_lines, card_of
 
 
 def tasks(count: int) -> list[Task]:
@@ -327,3 +333,70 @@ def test_all_conditions_stop_within_a_round_of_the_same_budget(condition: str, b
     assert settings is not None and sim.state.reason.startswith("budget spent")
     rounds = [todo.step_cost(config), *(todo.iteration_cost(sim.state, config, settings, first) for first in (0, 1))]
     assert budget - max(rounds) < sim.state.budget_used <= budget
+
+
+# ------------------------------------------------------------------------------------------------ fst, and the screen
+
+
+def test_fst_holds_whoever_writes(tmp_path: Path) -> None:
+    """A proposer's candidate fails the check; a person's is refused before it joins the archive."""
+    h0 = harness(40).replace("LEVEL = 40", 'LEVEL = "level 40"').replace("level {LEVEL}", "{LEVEL}")
+    prompt, code = h0.replace("40", "55"), h0.replace("max_tokens=24", "max_tokens=25")
+    writer = Writer([prompt, code])
+    world = World(tmp_path, writer, h0=h0, run__condition="fst", run__first_phase="harness")
+    refused: list[str] = []
+
+    def propose() -> None:
+        if not refused:
+            for number, source in enumerate((code, h0.replace("40", "70"))):
+                try:
+                    world.run.command(f"p{number}", "ann", "propose", {"source": source})
+                except control.Refused as why:
+                    refused.append(str(why))
+
+    world.policy.after_flush = propose
+
+    async def searched() -> None:
+        world.run.begin(1)
+        main = asyncio.ensure_future(world.run.run())
+        while not main.done() and not any(p.ended for p in world.state.phases):
+            await asyncio.wait([main], timeout=0.02)
+        main.cancel()
+        await asyncio.gather(main, return_exceptions=True)
+
+    asyncio.run(searched())
+    world.journal.close()
+    found = {c.proposer: c for c in world.state.harnesses.values() if c.mean("p0") is not None}
+    assert len(refused) == 1 and "fst changes the text of prompt constants" in refused[0]
+    assert found["person"].mean("p0") == 0.7 and found["writer"].mean("p0") == 0.55
+    bad = [c for c in world.state.harnesses.values() if c.outcome == "invalid"]
+    assert [c.proposer for c in bad] == ["writer"] and "fst changes the text" in bad[0].reason
+    assert writer.requests[0].fst
+
+
+def test_the_screen_shows_held_out_scores_early_rejection_and_warnings(tmp_path: Path) -> None:
+    dev, _ = set_aside(World(tmp_path / "probe", Writer()).domain.tasks("harness"), 25, 0)
+    table = f"\nTABLE = {[dev[0].private['answer']]!r}\n"
+    world = search(
+        tmp_path / "run", [harness(60, more=table), harness(0)], harness__holdout=25, harness__early_rejection=0.05,
+        harness__early_slice=25,
+    ).go()  # fmt: skip
+    state, look = world.state, Look()
+
+    def card(name: str) -> str:
+        return " ".join(row.plain for row in card_lines(card_of(state, state.harnesses[name]), 100, look))
+
+    held_out = state.harnesses["h0001"].holdouts["p0"].mean
+    assert f"held out {held_out:.1%}" in card("h0001") and "! line " in card("h0001")
+    assert "rejected early after 25 of 75 tasks" in card("h0002") and "result" not in card("h0002")
+    rejected = next(e for e in world.events(r.CandidateOutcome))
+    assert words(rejected) == f"h0002 {state.harnesses['h0002'].reason}; 50 episodes saved"
+    scored = [words(e) for e in world.events(r.CandidateScored) if e.purpose == "holdout"]
+    assert scored[1].startswith("h0001 under theta-0000 on the held-out slice: ")
+    pane = Candidates(look)
+    rows = tuple(pane._row(state, c, False) for c in state.harnesses.values())
+    pane.order(rows, False)
+    lines_, (header,) = pane.draw((rows, "h0001", "", False), 110, 20)
+    assert re.search(r"score +held +points", header.plain)
+    shown = {line.plain.split()[1] if line.plain[0] != " " else line.plain.split()[0]: line.plain for line in lines_}
+    assert f"{held_out:.1%}" in shown["h0001"] and "rejected" in shown["h0002"]

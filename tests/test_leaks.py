@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.answered import World, Writer, answer_to, harness
 from whale_tui import records as r
 from whale_tui.domains.base import load
 from whale_tui.harness.checks import check
-from whale_tui.harness.leaks import in_source, reads_outside, task_texts, unsaid, unsaid_words
+from whale_tui.harness.leaks import in_source, reads_outside, task_texts, tool_uses, unsaid, unsaid_words
 
 QUESTION = "What is the hill town of Arlen known for among travellers?"
 RUN = "\ndef run(task, model, tools):\n    return ''\n"
@@ -188,6 +189,7 @@ def test_case_spacing_and_punctuation_make_no_answer_strange() -> None:
         ("edit", {"edits": [{"path": "/s/other.py"}]}, "/s/other.py"),
         ("Bash", {"command": "cat brief.md | grep -n 'a/b' && ./check candidates/a.py"}, ""),
         ("Bash", {"command": "/usr/bin/python3 -c 'print(1)' 2>/dev/null"}, ""),
+        ("Bash", {"command": "awk '/town/ {print $1}' brief.md | sed 's/a/b/'"}, ""),
         ("Bash", {"command": "cat ../../journal.sqlite"}, "../../journal.sqlite"),
         ("Bash", {"command": "cd /s/it-1/../ ; ls"}, "/s/it-1/../"),
         ("bash", {"command": ["bash", "-lc", "head -3 ~/.ssh/config"]}, "~/.ssh/config"),
@@ -199,6 +201,26 @@ def test_case_spacing_and_punctuation_make_no_answer_strange() -> None:
 def test_reads_outside_the_scratch_folder(tool: str, arguments: dict, outside: str) -> None:
     found = reads_outside([(tool, arguments)], Path("/s/it-1"))
     assert found == ([f"{tool} {outside}, outside its folder"] if outside else [])
+
+
+TRANSCRIPT = [
+    {
+        "type": "assistant",
+        "message": {"content": [{"type": "tool_use", "name": "Read", "input": {"file_path": "/a/1"}}]},
+    },
+    {"type": "item.completed", "item": {"type": "command_execution", "command": "bash -lc 'cat /a/2'"}},
+    {"type": "tool_use", "tool_name": "read_file", "parameters": {"absolute_path": "/a/3"}},
+    {"type": "tool_use", "part": {"tool": "bash", "state": {"input": {"command": "ls /a/4"}, "output": "/a/no"}}},
+    {"type": "tool_use", "name": "read", "input": {"path": "/a/5"}},
+    {"type": "tool-return", "name": "read", "text": "/a/no"},
+    {"type": "assistant", "message": {"content": [{"type": "text", "text": "I read /a/no"}]}},
+]
+
+
+def test_calls_are_found_in_the_transcripts_of_all_agents() -> None:
+    lines = [json.dumps(event).encode() for event in TRANSCRIPT] + [b"plain /a/no", b'{"cut', b"[" * 100_000, b""]
+    found = reads_outside(tool_uses(lines), Path("/s"))
+    assert [text.split()[1].rstrip(",") for text in found] == [f"/a/{n}" for n in range(1, 6)]
 
 
 def test_allowed_places_are_no_reads_outside() -> None:

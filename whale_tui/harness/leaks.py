@@ -8,6 +8,8 @@ the first two, and `harness.answer_from_samples = "strict"` the last, the end of
 from __future__ import annotations
 
 import ast
+import itertools
+import json
 import os.path
 import re
 import shlex
@@ -29,6 +31,8 @@ RUN = 8
 SHORTEST_TEXT = 4
 """from this many words on."""
 MOST_WARNINGS = 10
+LONGEST_LINE = 1 << 20
+"""Bytes of a transcript's line past which it is a file's content, not a call."""
 UNSAID = 0.1
 """Share of answers that may differ from all that the policy said before a candidate is warned of."""
 SYSTEM = ("/bin", "/dev", "/etc/alternatives", "/lib", "/lib64", "/nix", "/opt", "/sbin", "/usr")
@@ -90,6 +94,26 @@ def reads_outside(uses: Iterable[tuple[str, Any]], folder: Path, allowed: Sequen
     return _few(dict.fromkeys(found), "reads outside its folder")
 
 
+def tool_uses(transcript: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    """Tool calls, each (tool, arguments), in the JSON lines of a session's transcript, whichever agent wrote them.
+
+    A call is known by its shape, at any depth: a name beside its arguments, or a command that was executed."""
+    for line in transcript:
+        if len(line) > LONGEST_LINE or not line.lstrip().startswith(b"{"):
+            continue
+        try:
+            waiting: list[Any] = [json.loads(line)]
+        except (ValueError, RecursionError):
+            continue
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                yield from _uses(value)
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value
+
+
 def unsaid(episodes: Iterable[tuple[str, Sequence[str]]]) -> tuple[int, int]:
     """Episodes, each (answer, texts that the policy said): how many gave an answer that occurs in none, of how many
     that gave one. Case, spacing and punctuation aside; 1,000 is 1000."""
@@ -147,6 +171,18 @@ def _runs(words: Sequence[str]) -> Iterator[str]:
         yield " ".join(words[start : start + RUN])
 
 
+def _uses(value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    tool = next((value[key] for key in ("tool_name", "name", "tool") if isinstance(value.get(key), str)), "")
+    state = value.get("state")
+    for arguments in (
+        value.get("input"), value.get("parameters"), state.get("input") if isinstance(state, dict) else None
+    ):  # fmt: skip
+        if tool and isinstance(arguments, dict):
+            yield tool, arguments
+    if value.get("type") == "command_execution" and isinstance(value.get("command"), str):
+        yield "command", {"command": value["command"]}
+
+
 def _paths(value: Any, key: str = "") -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, item in value.items():
@@ -157,15 +193,19 @@ def _paths(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, str) and re.search(r"path|file|dir|folder|cwd", key) and "\n" not in value:
         yield value
     elif isinstance(value, str) and re.search(r"command|cmd|script|args|code", key):
-        yield from (word for word in _shell_words(value) if re.match(r"/\w|~", word) or ".." in word.split("/"))
+        words = (word for word in _shell_words(value) if re.fullmatch(r"[\w./~@+%-]+", word))
+        yield from (word for word in words if re.match(r"/\w|~", word) or ".." in word.split("/"))
 
 
 def _shell_words(command: str) -> list[str]:
+    """The words of a command, those of a command handed to another shell (`bash -lc '...'`) among them."""
     spaced = re.sub(r"[;|&<>()=,]", " ", command)
     try:
-        return shlex.split(spaced)
+        words = shlex.split(spaced)
     except ValueError:  # a quote that is never closed
         return re.sub(r"[\"']", " ", spaced).split()
+    inner = [word for flag, word in itertools.pairwise(words) if re.fullmatch(r"-\w*c", flag)]
+    return words + [word for text in inner for word in text.split()]
 
 
 def _is_in(path: str, folder: Path, place: Path) -> bool:

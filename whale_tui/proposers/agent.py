@@ -25,6 +25,7 @@ from typing import IO
 import msgspec
 
 from whale_tui.config import ProposerConfig
+from whale_tui.harness import leaks
 from whale_tui.proposers import jail, sessions
 from whale_tui.proposers.base import ProposerFailure, Request
 from whale_tui.proposers.presets import COMMON, PRESETS, Preset, Prices
@@ -101,7 +102,8 @@ class Agent:
         stream = session.stream
         found = session.scratch.read_candidates(whole_only=bool(cut))
         if found or not (cut or stream.error or session.status):
-            return found
+            strange = [f"its session named {text}" for text in session.reads_outside()]
+            return [msgspec.structs.replace(proposal, warnings=strange) for proposal in found]
         said = cut or stream.error or f"it ended with status {session.status}: {session.complaint or stream.last}"
         permanent = session.over_budget or PERMANENT.search(f"{stream.error} {session.complaint} {stream.last}")
         raise ProposerFailure(f"{self.name} wrote no candidate: {said}", transient=not permanent)
@@ -249,6 +251,12 @@ class _Session:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         sessions.end(self.left.mark)
+
+    def reads_outside(self) -> list[str]:
+        """Paths outside its folder that stand in its tool calls, whether or not the jail let it have them."""
+        places = [self.home, *([Path("/tmp")] if self.agent._bwrap else [])]
+        with (self.folder / sessions.TRANSCRIPT).open("rb") as transcript:
+            return leaks.reads_outside(leaks.tool_uses(transcript), self.scratch.folder, places)
 
     def tidy(self) -> None:
         """Keep prompt, transcript and candidates; the rest is a copy of the archive, and the agent's own litter."""

@@ -299,6 +299,8 @@ def _what_pays(archive: Sequence[Archived], sources: Mapping[str, Source]) -> di
 def _gain(parent: Archived, child: Archived) -> float | None:
     if child.outcome in ("invalid", "crash", "timeout"):
         return -0.25
+    if child.outcome == "rejected":  # far enough behind the leader to be stopped early; it has no score
+        return -0.1
     if parent.mean is not None and child.mean is not None:
         return child.mean - parent.mean
     return None
