@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import html
+import re
 import tempfile
 from pathlib import Path
 
@@ -30,7 +32,25 @@ async def take(run: str, nowhere: Path, size: tuple[int, int], theme: str, keys:
         for key in keys:
             await pilot.press(key)
             await pilot.pause(0.5)
-        return app.export_screenshot(title=f"whale-tui attach {rundir.name}")
+        return with_blanks_as_offsets(app.export_screenshot(title=f"whale-tui attach {rundir.name}"))
+
+
+_TEXT = re.compile(r'<text([^>]*?)x="([\d.]+)"([^>]*?)textLength="([\d.]+)"([^>]*?)>([^<]*)</text>')
+
+
+def with_blanks_as_offsets(svg: str) -> str:
+    """Blanks around a text become its place: renderers differ in what they make of them."""
+
+    def placed(found: re.Match[str]) -> str:
+        head, x, middle, length, rest, text = found.groups()
+        text = html.unescape(text)
+        body = text.strip("\xa0")
+        cell = float(length) / max(1, len(text))
+        at = float(x) + cell * (len(text) - len(text.lstrip("\xa0")))
+        where = f'x="{at:.1f}"{middle}textLength="{cell * len(body):.1f}"'
+        return f"<text{head}{where}{rest}>{html.escape(body)}</text>" if body else ""
+
+    return _TEXT.sub(placed, svg)
 
 
 def main() -> None:

@@ -6,18 +6,14 @@ refused; 4 no engine runs; 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from whale_tui import __version__
-
-FAILED, WRONG, REFUSED, NO_ENGINE, INTERRUPTED = 1, 2, 3, 4, 130
+from whale_tui import __version__, opening
+from whale_tui.opening import REFUSED, WRONG
 
 app = App(
     name="whale-tui",
@@ -48,27 +44,8 @@ def main() -> None:
 
 
 def _guarded(tokens: list[str]) -> int:
-    """Run a command; what a person can mend becomes one line on stderr."""
-    from whale_tui.config import ConfigError
-    from whale_tui.journal import JournalError
-    from whale_tui.rundir import RunDirError
-
-    try:
-        return int(app(tokens, result_action="return_value") or 0)
-    except (ConfigError, RunDirError, JournalError) as error:
-        print(f"whale-tui: {error}", file=sys.stderr)
-        return FAILED
-    except ConnectionError as error:
-        print(f"whale-tui: {error}", file=sys.stderr)
-        return NO_ENGINE
-    except BrokenPipeError:  # whoever read our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        print(f"whale-tui: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    """Run a command."""
+    return opening.guarded(lambda: int(app(tokens, result_action="return_value") or 0))
 
 
 @app.default
@@ -77,9 +54,9 @@ def home(*, ascii: bool = False, mouse: bool = True, theme: str | None = None) -
 
     ascii: draw with ASCII characters only. mouse: let the terminal report the mouse. theme: name of a theme.
     """
-    if not _is_terminal():
+    if not opening.is_terminal():
         return list_()
-    return _open(None, ascii=ascii, mouse=mouse, theme=theme)
+    return opening.open_screen(None, ascii=ascii, mouse=mouse, theme=theme)
 
 
 @app.command
@@ -110,7 +87,7 @@ def run(
         print(f"{rundir.name} is finished: {state.reason}. For another one: whale-tui run {target} --new")
         print(lines.result(state))
         return 0
-    screen = _is_terminal() and not headless and not detach
+    screen = opening.is_terminal() and not headless and not detach
     if not screen:
         print(f"run {rundir.name} in {rundir.path}", flush=True)
     pid = launch.start_engine(rundir)
@@ -118,8 +95,8 @@ def run(
         print(f"engine {pid} runs; watch it with: whale-tui attach {rundir.name}")
         return 0
     if screen:
-        return _open(rundir.path, ascii=ascii, mouse=mouse, theme=theme)
-    return _follow(rundir, stop_on_interrupt=True)
+        return opening.open_screen(rundir.path, ascii=ascii, mouse=mouse, theme=theme)
+    return opening.follow(rundir, stop_on_interrupt=True)
 
 
 @app.command
@@ -144,17 +121,7 @@ def attach(
 
     headless: print lines instead of opening the application.
     """
-    from whale_tui.service import discovery
-
-    if not run:
-        runs = discovery.list_runs()
-        if not runs:
-            return _fail("no run on this machine yet; start one with: whale-tui run CONFIG")
-        run = str(next((r.path for r in runs if r.status in ("running", "paused")), runs[0].path))
-    rundir = _find(run)
-    if _is_terminal() and not headless:
-        return _open(rundir.path, ascii=ascii, mouse=mouse, theme=theme)
-    return _follow(rundir, stop_on_interrupt=False)
+    return opening.attach(run, headless=headless, ascii=ascii, mouse=mouse, theme=theme)
 
 
 @app.command
@@ -175,7 +142,7 @@ def ctl(
 
     from whale_tui.service.client import RunClient
 
-    rundir = _find(run)
+    rundir = opening.find(run)
     try:
         values = _control_args(command, list(args))
     except ValueError as error:
@@ -183,7 +150,7 @@ def ctl(
         return WRONG
     if now:
         values["now"] = True
-    reply = asyncio.run(RunClient(rundir, _who()).command(command, values, dry_run=dry_run, id=id))
+    reply = asyncio.run(RunClient(rundir, opening.who()).command(command, values, dry_run=dry_run, id=id))
     if json:
         print(msgspec.json.encode(reply).decode())
     else:
@@ -213,7 +180,7 @@ def status(run: RunName, *, json: bool = False) -> int:
 
     from whale_tui.service import discovery, lines
 
-    rundir = _find(run)
+    rundir = opening.find(run)
     state = discovery.read_state(rundir)
     seen = discovery.status_of(rundir, state)
     if json:
@@ -275,7 +242,7 @@ def repair(run: RunName) -> int:
     """Go back to the last good state of a damaged journal. The broken file is kept beside it."""
     from whale_tui.journal import repair as repair_journal
 
-    rundir = _find(run)
+    rundir = opening.find(run)
     with rundir.lock():
         kept = repair_journal(rundir.journal)
     print(f"{rundir.name}: {kept} events are good; go on with: whale-tui run {rundir.path}")
@@ -312,51 +279,3 @@ def _control_args(command: str, words: list[str]) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"propose: {error}") from None
     return values
-
-
-def _follow(rundir: Any, *, stop_on_interrupt: bool) -> int:
-    import asyncio
-
-    from whale_tui.service import lines
-
-    return asyncio.run(lines.follow(rundir, _who(), stop_on_interrupt=stop_on_interrupt))
-
-
-def _open(path: Path | None, **options: Any) -> int:
-    from whale_tui.tui.app import run_app
-
-    return run_app(path, who=_who(), **options)
-
-
-def _find(run: str) -> Any:
-    from whale_tui.rundir import RunDirError
-    from whale_tui.service import discovery
-
-    found = discovery.find(run)
-    if found is None:
-        import difflib
-
-        names = [r.name for r in discovery.list_runs()]
-        near = difflib.get_close_matches(run, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names) or 'none yet'}"
-        raise RunDirError(f"no run {run!r}; {hint}")
-    found.check_format()
-    return found
-
-
-def _who() -> str:
-    tty = os.ttyname(0).removeprefix("/dev/") if sys.stdin is not None and sys.stdin.isatty() else "no tty"
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()} ({tty})"
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _fail(text: str) -> int:
-    print(f"whale-tui: {text}", file=sys.stderr)
-    return FAILED

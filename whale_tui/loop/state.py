@@ -121,6 +121,13 @@ class PhaseRecord(Struct):
     empty_in_a_row: int = 0
     start_value: float | None = None
     end_value: float | None = None
+    policy: str = ""
+    """The pair that it began with, and, once it has ended, the pair that it left."""
+    harness: str = ""
+    policy_after: str = ""
+    harness_after: str = ""
+    tasks: list[int] = []
+    """Of a weight phase: tasks with a valid episode, by step."""
 
 
 class Wanted(Struct):
@@ -329,7 +336,15 @@ def _phase_started(s: RunState, e: r.PhaseStarted) -> None:
     s.cycle, s.phase, s.step, s.iteration, s.proposed_for = e.cycle, e.phase, 0, 0, 0
     s.first_phase = s.first_phase or e.phase
     s.phases.append(
-        PhaseRecord(cycle=e.cycle, phase=e.phase, why=e.reason, started_at=e.at, episodes_before=s.budget_used)
+        PhaseRecord(
+            cycle=e.cycle,
+            phase=e.phase,
+            why=e.reason,
+            started_at=e.at,
+            episodes_before=s.budget_used,
+            policy=s.policy,
+            harness=s.harness,
+        )
     )
     _mark(s, "switch", None, label=f"{e.phase} phase")
 
@@ -353,6 +368,7 @@ def _step_finished(s: RunState, e: r.StepFinished) -> None:
         raise ValueError(f"step {e.step} finished but was never sampled")
     s.open_step, s.step, s.total_steps = None, e.step, s.total_steps + 1
     phase.signal.append(sampled.batch.mean)
+    phase.tasks.append(sampled.batch.tasks)
     phase.empty_in_a_row = 0 if e.trained else phase.empty_in_a_row + 1
     s.ledger["weight/train"].seconds += e.seconds
     window = s.settings.weight_window if s.settings else 1
@@ -442,6 +458,7 @@ def _harness_accepted(s: RunState, e: r.HarnessAccepted) -> None:
 def _phase_finished(s: RunState, e: r.PhaseFinished) -> None:
     phase = s.phases[-1]
     phase.ended, phase.episodes = e.reason, s.budget_used - phase.episodes_before
+    phase.policy_after, phase.harness_after = s.policy, s.harness
     values = [v for v in phase.signal if v is not None]
     phase.start_value, phase.end_value = (values[0], values[-1]) if values else (None, None)
     s.phase, s.switch, s.switch_by = None, "", ""
@@ -503,8 +520,11 @@ def _test_scored(s: RunState, e: r.TestScored) -> None:
     _spend(s, "test", e.batch)
     s.tests.append(e.score)
     _no_longer_wanted(s, e.score.policy, e.score.harness, e.score.samples)
-    if (e.score.policy, e.score.harness) == (s.policy, s.harness):  # another pair is no point of this run's course
-        _mark(s, "test", e.score.mean, label=f"{e.score.policy} {e.score.harness}")
+    pair, label = (e.score.policy, e.score.harness), f"{e.score.policy} {e.score.harness}"
+    if pair == ("theta-0000", "h0000"):
+        _mark(s, "test", e.score.mean, label=label, x=0, phase=None)  # how the run began, whenever it was measured
+    elif pair == (s.policy, s.harness):  # another pair is no point of the run's course
+        _mark(s, "test", e.score.mean, label=label)
 
 
 def _evaluation_dropped(s: RunState, e: r.EvaluationDropped) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from whale_tui import records as r
 from whale_tui.loop import switching
+from whale_tui.loop.limiting import limiting
 from whale_tui.loop.state import RunState
 from whale_tui.loop.words import words
 from whale_tui.rundir import RunDir
@@ -107,11 +108,13 @@ def status(name: str, state: RunState, seen: str) -> dict[str, Any]:
             "n": test.n, "samples": test.samples,
         }  # fmt: skip
 
+    limit = limiting(state)
     return {
         "run": name, "state": seen, "reason": state.reason, "condition": state.condition, "cycle": state.cycle,
         "phase": state.phase, "step": state.step, "iteration": state.iteration, "policy": state.policy,
         "harness": state.harness, "pinned": state.pinned or None, "episodes": state.episodes,
         "budget_used": state.budget_used, "budget": state.settings.budget_episodes if state.settings else None,
+        "limited": {"half": limit.half, "words": limit.words, "weight": limit.weight, "harness": limit.harness},
         "start": pair(state.start), "best": pair(state.best),
         "ledger": {k: {f: getattr(v, f) for f in v.__struct_fields__} for k, v in state.ledger.items()},
         "held_out": _held_out(state),
@@ -137,7 +140,9 @@ def describe(name: str, state: RunState, seen: str) -> str:
     for name in dict.fromkeys([*(c.id for c in state.ranking()[:1]), state.harness]):
         candidate = state.harnesses[name]
         if (held_out := candidate.held_out(state.policy_hash)) is not None:
-            out.append(f"held out: {name} {held_out:.1%}, dev {candidate.mean(state.policy_hash) or 0:.1%}")
+            out.append(f"held out: {harness} {held_out:.1%}, dev {candidate.mean(state.policy_hash) or 0:.1%}")
+    limit = limiting(state)
+    out.append(f"{limit.half}: {limit.words}")
     out.append(f"{state.budget_used:,} of {state.settings.budget_episodes:,} episodes of budget used")
     if state.tests:
         out.append(result(state))

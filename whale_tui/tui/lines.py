@@ -108,7 +108,9 @@ class Lines(ScrollView, can_focus=True):
                 return self._strip(padded.stylize_before("bold"), width, style)
             if cursor.background is not None and cursor.background.a:
                 return self._strip(padded, width, style + Style(background=cursor.background, bold=True))
-            return self._strip(padded.stylize(self.cursor_style), width, style)
+            return self._strip(
+                Content(padded.plain).stylize(self.cursor_style), width, style
+            )  # colours reversed are blotches
         return self._strip(content, width, style)
 
     def _strip(self, content: Content, width: int, style: Style) -> Strip:

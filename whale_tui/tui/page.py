@@ -13,7 +13,7 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
 
-from whale_tui.tui.actions import Context, available, show_key
+from whale_tui.tui.actions import Action, Context, available, show_key
 from whale_tui.tui.lines import Lines
 from whale_tui.tui.look import Look
 from whale_tui.tui.panes import Pane, Status, View
@@ -139,10 +139,15 @@ class Page(Screen[None]):
         context = self.context()
         keys = tuple(
             (show_key(self.app.keys.get(a.id, a.key)).split()[0], _word(a.short, a.id, context))
-            for a in available(self.NAME)
+            for a in self._main_keys()
             if a.short and a.does != f"go_{self.NAME}" and not a.when(context)
         )
         self.query_one(KeyBar).offer(keys)
+
+    def _main_keys(self) -> list[Action]:
+        """In the registry's order; elsewhere than on the Run page its own ones first, since a small bar shows few."""
+        actions = available(self.NAME)
+        return actions if self.NAME == "run" else sorted(actions, key=lambda a: len(a.pages))
 
     def show(self, view: View) -> None:
         for pane in self.query(Pane):

@@ -16,6 +16,7 @@ from textual.widget import Widget
 from whale_tui import records as r
 from whale_tui.harness.diffs import changed_lines
 from whale_tui.loop import switching
+from whale_tui.loop.limiting import limiting
 from whale_tui.loop.state import Candidate, RunState
 from whale_tui.loop.words import words
 from whale_tui.service.protocol import Activity
@@ -192,10 +193,8 @@ class Status(Widget):
         look, g = self.look, self.look.glyphs
         right: list[str | tuple[str, str]] = []
         if budget:
-            right.append((f"{compare.count(used)} of {compare.count(budget)} episodes", look("muted")))
+            right.append((f"  {compare.count(used)} of {compare.count(budget)} episodes", look("muted")))
             right.append((f"  {used / budget:.0%}", look("title")))
-            if eta and width >= 96:
-                right.append((f"  {eta} to go", look("muted")))
         left: list[str | tuple[str, str]] = []
         if trouble:
             left.append((plain(trouble, 300), look("failure")))
@@ -216,7 +215,10 @@ class Status(Widget):
         if switch:
             when = "now" if switch == "now" else "at the next safe point"
             left.append((f"  {g.arrow} switch {when} (by {plain(switch_by, 20)})", look("warning")))
-        return sides(line(*left), line(*right), width)
+        told, spent = line(*left), line(*right)
+        if eta and width >= 96 and told.cell_length + spent.cell_length + len(eta) + 8 <= width:
+            spent = line(*right, (f"  {eta} to go", look("muted")))
+        return sides(cut(told, width - spent.cell_length), spent, width)
 
     def _activity(self, a: Activity, width: int) -> list[str | tuple[str, str]]:
         look, g = self.look, self.look.glyphs
@@ -286,9 +288,9 @@ class Success(Pane):
 
         points, window, accepted, (truncated, invalid, episodes), (solved, tasks), best = snap
         dot = f" {self.look.glyphs.dot} "
-        facts = [f"{accepted} harness{'' if accepted == 1 else 'es'} accepted"] if accepted else []
+        facts = [f"{accepted} accepted"] if accepted else []
         if tasks:
-            facts.append(f"last step solved {solved} of {tasks} tasks")
+            facts.append(f"step solved {solved} of {tasks}")
         if episodes:
             facts += [f"{truncated / episodes:.0%} truncated", f"{invalid / episodes:.1%} invalid"]
         self.note(dot.join(facts))
@@ -318,16 +320,18 @@ class Patience(Pane):
             s.switch,
             s.switch_by,
             s.pinned,
-            s.status,
+            limiting(s) if s.phases else None,
         )
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
-        decision, phase, last, packed, switch, switch_by, pinned, _ = snap
+        decision, phase, last, packed, switch, switch_by, pinned, limit = snap
         look, out = self.look, []
         if decision is None:
             self.name_it("patience")
             if last:
                 out += self.wrapped(line((f"the {last[0]} phase ended: ", look("muted")), plain(last[1], 400)), width)
+                if limit is not None:
+                    out += [Content(""), *self.wrapped(line((f"{limit.half}: ", look("title")), limit.words), width)]
             else:
                 out.append(line(("no phase is running yet", look("muted"))))
         else:
@@ -340,6 +344,9 @@ class Patience(Pane):
             out.append(line((f"{plain(switch_by, 20)} asked to switch {when}", look("warning"))))
         if pinned:
             out.append(line((f"{look.glyphs.pin} {pinned} is pinned: nothing else is accepted", look("pinned"))))
+        if limit is not None:
+            told = f"{limit.half} {look.glyphs.dot} {limit.brief}"
+            self.note(told if len(told) <= width else limit.half)
         if packed and height > len(out):
             s = r.Settings(*packed)
             rule = f"E {s.epochs:g}, I {s.iterations}" if s.rule == "fixed" else s.rule

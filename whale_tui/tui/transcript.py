@@ -98,7 +98,7 @@ def transcript(episode: Episode, turns: Turns, width: int, look: Look) -> list[C
 def _head(episode: Episode, width: int, look: Look) -> list[Content]:
     dot = look.glyphs.dot
     where = f"step {episode.step}" if episode.step else f"iteration {episode.iteration}" if episode.iteration else ""
-    facts = [f"{episode.purpose} episode {plain(episode.id, 40)}", f"cycle {episode.cycle}", where]
+    facts = [f"{episode.purpose} episode {plain(episode.id, 120)}", f"cycle {episode.cycle}", where]
     facts += [f"{len(episode.calls)} call{'' if len(episode.calls) == 1 else 's'}", duration(episode.seconds)]
     legend = line(
         (look.glyphs.sampled, look("good")), (" sampled by the policy", look("muted")), ("   ", ""),

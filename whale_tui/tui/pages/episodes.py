@@ -84,6 +84,7 @@ class Rows(Pane):
         self.complete = False
         self.searching = False
         self.snap = 0
+        self.task_width = 12
 
     def snapshot(self, view: View) -> Any:
         return view.state.episodes
@@ -99,7 +100,10 @@ class Rows(Pane):
         state = "searching" if self.searching else f"{newer:,} newer: home" if newer > 0 else ""
         self.note(state)
         wide = width >= 76
-        head = [("", 1), ("task", 12), ("pair", 16), ("purpose", 7)] + ([("where", 8), ("tokens", 6)] if wide else [])
+        self.task_width = max(12, min(24, width - (64 if wide else 46)))
+        head = [("", 1), ("task", self.task_width), ("pair", 16), ("purpose", 7)] + (
+            [("where", 8), ("tokens", 6)] if wide else []
+        )
         header = code.columns(
             [(t, w, look("muted"), t == "tokens") for t, w in head] + [("answer", 20, look("muted"), False)]
         )
@@ -113,7 +117,8 @@ class Rows(Pane):
         mark, role = {"accept": (g.yes, "good"), "reject": (g.no, "bad")}.get(row.verdict, ("!", "invalid"))
         pair = f"{row.policy.removeprefix('theta-')} {g.times} {row.harness}"
         cells = [
-            (mark, 1, look(role), False), (plain(row.task, 30), 12, "", False), (pair, 16, look("muted"), False),
+            (mark, 1, look(role), False), (plain(row.task, 30), self.task_width, "", False),
+            (pair, 16, look("muted"), False),
             (row.purpose, 7, look("muted"), False),
         ]  # fmt: skip
         if wide:

@@ -103,7 +103,7 @@ class Card(Harness):
         out += super().head(snap, width)
         if approval == "auto":
             out.append(line(("approval is auto: candidates go on without a person", look("muted"))))
-        out.append(line((f"cost so far: {cost}", look("muted"))))
+        out += line((f"cost so far: {cost}", look("muted"))).wrap(max(1, width))
         for title, lines in (("its proposer was told", notes), ("its proposer's files", files)):
             if lines:
                 out.append(line((f"{title}:", look("muted"))))

@@ -9,6 +9,7 @@ from msgspec.structs import astuple
 from textual.app import ComposeResult
 from textual.content import Content
 
+from whale_tui.loop.limiting import limiting
 from whale_tui.loop.state import PhaseRecord, RunState, Spend
 from whale_tui.tui import code, compare
 from whale_tui.tui.compare import count, duration, percent
@@ -60,10 +61,11 @@ class Gains(Pane):
 
     def snapshot(self, view: View) -> Any:
         s = view.state
-        return tuple(_phase_row(s, phase) for phase in s.phases)
+        return tuple(_phase_row(s, phase) for phase in s.phases), limiting(s)
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         look = self.look
+        snap, limit = snap
         if not snap:
             return [line(("no phase has run yet", look("muted")))], ()
         head = [("phase", 12, False), ("rounds", 6, True), ("began", 7, True), ("ended", 7, True), ("points", 7, True)]
@@ -72,10 +74,22 @@ class Gains(Pane):
         rows = [self._row(row) for row in snap]
         halves = [self._half(half, [row for row in snap if row[1] == half]) for half in ("weight", "harness")]
         note = line(
-            ("weight: mean of the first and of the last window of steps; harness: best archive score. ", look("muted")),
-            ("a point: episodes for one percentage point.", look("muted")),
+            (
+                "weight: mean of the first and of the last window of steps; harness: best archive score; "
+                "a point: episodes for one percentage point",
+                look("muted"),
+            )
         )
-        return [*rows, Content(""), *(h for h in halves if h), Content(""), *note.wrap(max(1, width))], [header]
+        told = line((f"{limit.half}: ", look("title")), limit.words).wrap(max(1, width))
+        return [
+            *rows,
+            Content(""),
+            *(h for h in halves if h),
+            Content(""),
+            *told,
+            Content(""),
+            *note.wrap(max(1, width)),
+        ], [header]
 
     def _row(self, row: tuple[Any, ...]) -> Content:
         cycle, phase, rounds, began, ended, episodes = row

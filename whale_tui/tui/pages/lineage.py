@@ -73,22 +73,21 @@ class Grid(Pane):
             mark = g.pin if name == pinned else g.accepted if name == current else " "
             parts: list[str | tuple[str, str]] = [
                 (f"{mark} ", look("pinned" if name == pinned else "accepted")),
-                (fit(name, 8), "bold" if name == current else ""),
+                (fit(name, 7), "bold" if name == current else ""),
             ]
             for n in seen:
                 cell, is_best = cells[n], (name, n) == best
                 mark = g.star if is_best else " "
+                style = look("best") if is_best else "" if cell else look("faint")
                 pieces = [
-                    (
-                        fit(percent(cell[0]) + mark if cell else g.dot, 7),
-                        look("best") if is_best else "" if cell else look("faint"),
-                    ),
+                    (fit(percent(cell[0]) + mark if cell else g.dot, 7), style),
                     (fit(f"n {cell[1]}" if cell else "", 6), look("faint")),
                     (fit(self._test(tests.get(n)), CELL - 15), look("test" if n in tests else "faint")),
                 ]
-                if row == self.cursor and n == self.column:
+                chosen = row == self.cursor and n == self.column
+                if chosen:
                     pieces = [("".join(text for text, _ in pieces), "reverse")]
-                parts += [*pieces, "  "]
+                parts += [(g.cursor if chosen else " ", look("key")), *pieces, " "]
             out.append(line(*parts))
         self.note(self._explained(snap))
         return out, [line((told, look("faint"))), line(*head)]
