@@ -137,8 +137,8 @@ def describe(name: str, state: RunState, seen: str) -> str:
     if state.phase:
         out.append(f"cycle {state.cycle}, {state.phase} phase: {switching.decide(state).words}")
     out.append(f"pair {state.policy} x {state.harness}{f', pinned {state.pinned}' if state.pinned else ''}")
-    for name in dict.fromkeys([*(c.id for c in state.ranking()[:1]), state.harness]):
-        candidate = state.harnesses[name]
+    for harness in dict.fromkeys([*(c.id for c in state.ranking()[:1]), state.harness]):
+        candidate = state.harnesses[harness]
         if (held_out := candidate.held_out(state.policy_hash)) is not None:
             out.append(f"held out: {harness} {held_out:.1%}, dev {candidate.mean(state.policy_hash) or 0:.1%}")
     limit = limiting(state)
