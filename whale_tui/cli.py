@@ -204,18 +204,6 @@ def list_(*, json: bool = False) -> int:
         else:
             best = f"best {summary.best_mean:.1%}" if summary.best_mean is not None else "not tested"
             where = f"cycle {summary.cycle} {summary.phase or ''}".strip()
-@app.command(name="--install-completion")
-def install_completion(*, shell: Literal["bash", "zsh", "fish"] | None = None, output: Path | None = None) -> int:
-    """Let the shell complete commands, options and names of runs.
-
-    shell: the one in use by default. output: file for the script; by default the place where the shell looks, which
-    the shell's start-up file is then made to read.
-    """
-    print(f"wrote {app.install_completion(shell=shell, output=output, add_to_startup=output is None)}")
-    print("open a new shell to use it")
-    return 0
-
-
             print(f"{summary.name:20} {summary.status:10} {summary.condition:12} {where:18} {best:12} {summary.path}")
     if not runs and not json:
         print("no runs yet; start one with: whale-tui run sample_configs/quickstart.toml")
@@ -246,6 +234,18 @@ def repair(run: RunName) -> int:
     with rundir.lock():
         kept = repair_journal(rundir.journal)
     print(f"{rundir.name}: {kept} events are good; go on with: whale-tui run {rundir.path}")
+    return 0
+
+
+@app.command(name="--install-completion")
+def install_completion(*, shell: Literal["bash", "zsh", "fish"] | None = None, output: Path | None = None) -> int:
+    """Let the shell complete commands, options and names of runs.
+
+    shell: the one in use by default. output: file for the script; by default the place where the shell looks, which
+    the shell's start-up file is then made to read.
+    """
+    print(f"wrote {app.install_completion(shell=shell, output=output, add_to_startup=output is None)}")
+    print("open a new shell to use it")
     return 0
 
 

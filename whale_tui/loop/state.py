@@ -138,6 +138,8 @@ class Wanted(Struct):
     harness: str
     samples: int
     who: str
+    label: str = ""
+    """Of the score; empty: who asked for it."""
 
 
 class RunState(Struct):
@@ -193,13 +195,13 @@ class RunState(Struct):
     ledger: dict[str, Spend] = {}
     """ "phase/purpose" -> what was spent; phase is "-" outside of phases."""
     tests: list[TestScore] = []
+    wanted: list[Wanted] = []
+    """Pairs to be measured at the next safe point, in order."""
+    asked: int = 0
     points: list[Point] = []
     commands: dict[str, str] = {}
     """Command id -> its effect, so that sending one twice has one effect."""
     warnings: list[str] = []
-    wanted: list[Wanted] = []
-    """Pairs to be measured at the next safe point, in order."""
-    asked: int = 0
     failures: int = 0
 
     # ------------------------------------------------------------------------------------------------ derived
@@ -491,7 +493,7 @@ def _command(s: RunState, e: r.CommandTaken) -> None:
             samples = e.args.get("samples", 0)
             if not s.measured(*pair, samples) and not s.awaited(*pair, samples):
                 s.asked += 1
-                s.wanted.append(Wanted(s.asked, *pair, samples, e.who))
+                s.wanted.append(Wanted(s.asked, *pair, samples, e.who, e.args.get("label", "")))
         case "set" if s.settings:
             s.settings = msgspec.structs.replace(s.settings, **e.args)
         case _:
