@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,14 +13,25 @@ from typing import Any
 
 import pytest
 
+from tests import engines
+from tests.letters.domain import H0, Letters
 from tests.test_proposer_scratch import request as scratch_request
-from whale_tui.config import ProposerConfig
+from tests.test_tui_app import stage  # noqa: F401 (a fixture)
+from whale_tui import records as r
+from whale_tui.config import ProposerConfig, convert
+from whale_tui.harness.checks import source_hash
+from whale_tui.journal import Journal
+from whale_tui.loop import harness_phase
+from whale_tui.loop.run import Run
 from whale_tui.proposers import jail, sessions
 from whale_tui.proposers.agent import TRANSCRIPT_BYTES, Agent
 from whale_tui.proposers.base import Allowance, ProposerFailure, Request, Spending
 from whale_tui.proposers.presets import PRESETS, Prices
 from whale_tui.proposers.stream import Stream
+from whale_tui.proposers.turns import Turns
 from whale_tui.records import Proposal
+from whale_tui.rundir import RunDir
+from whale_tui.service.protocol import Activity
 
 SCRIPT = Path(__file__).parent / "agents" / "agent.py"
 JAILED, WHY = jail.available()
@@ -284,3 +296,229 @@ def test_lies_and_rubbish_do_no_harm() -> None:
     assert stream.usage == Spending()
     after = lines({"type": "turn.completed", "usage": {"input_tokens": 50, "output_tokens": 5}}, *rubbish)
     assert after.usage == Spending(50, 5, 0.0)  # it never goes down
+
+
+# ------------------------------------------------------------------------------------------- the run around a session
+
+
+class Scripted:
+    """A proposer that does what its script says, one step a session: spends, then fails or proposes."""
+
+    def __init__(self, name: str, *script: tuple[float, str]) -> None:
+        self.name, self.script = name, list(script)
+        self.requests: list[Request] = []
+
+    async def propose(self, request: Request) -> list[Proposal]:
+        self.requests.append(request)
+        dollars, what = self.script.pop(0)
+        request.usage.dollars, request.usage.output_tokens = dollars, 1000
+        request.report(f"{self.name} says {what}")
+        if what == "waits":
+            await asyncio.sleep(60)
+        if what != "proposes":
+            raise ProposerFailure(what, transient=what == "transient")
+        source = request.archive[0].source + f"\nN = {len(self.requests)}\n"
+        return [Proposal(source, "h0000", f"an idea of {self.name}")]
+
+
+def make_run(folder: Path, proposer: Any, **settings: Any) -> tuple[Run, list[Any]]:
+    rundir = RunDir(folder / "run")
+    rundir.create()
+    rundir.write_harness("h0000", H0, {})
+    config = convert({"proposer": {"retries": 2} | settings, "weight": {"prompts_per_step": 4}})
+    told: list[Any] = []
+    run = Run(rundir, config, Journal(rundir.journal), Letters(), None, None, proposer, told.append)  # type: ignore[arg-type]
+    run.record(
+        r.RunStarted(
+            run="run", condition="whale", seed=1, domain="letters", model="m", config_hash="c", policy_hash="p",
+            harness_hash=source_hash(H0), tokenizer_hash="t", splits={"weight": 48, "harness": 6, "test": 6},
+            steps_per_epoch=12, budget_episodes=1000, settings=config.settings(12), version="0",
+        ),
+        r.PhaseStarted(cycle=1, phase="harness", reason=""),
+    )  # fmt: skip
+    told.clear()
+    return run, told
+
+
+def events(told: list[Any], kind: type) -> list[Any]:
+    return [event for batch in told if isinstance(batch, list) for event in batch if isinstance(event, kind)]
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness_phase, "BACKOFF", 0.0)
+
+
+def test_a_failed_session_is_counted_and_asked_again_and_no_iteration_is_used_up(tmp_path: Path) -> None:
+    proposer = Scripted("claude", (0.5, "transient"), (0.25, "transient"), (0.1, "proposes"))
+    run, told = make_run(tmp_path, proposer)
+    asyncio.run(harness_phase.propose(run, 1))
+    assert [f.dollars for f in events(told, r.Failure)] == [0.5, 0.25]
+    (done,) = events(told, r.ProposalsIn)
+    assert (done.dollars, done.candidates, run.state.proposed_for, run.state.turns) == (0.1, ["h0001"], 1, 1)
+    assert run.state.ledger["harness/propose"].dollars == pytest.approx(0.85)
+    assert run.state.ledger["harness/propose"].output_tokens == 3000
+    assert run.state.harnesses["h0001"].proposer == "claude"
+    assert events(told, r.Paused) == []
+    lines = [what for what in told if isinstance(what, Activity) and what.tail]
+    assert lines[-1].tail == ["claude says proposes"] and lines[-1].detail == "claude says proposes"
+
+
+def test_after_its_retries_the_run_pauses_with_the_reason(tmp_path: Path) -> None:
+    run, told = make_run(tmp_path, Scripted("claude", *[(0.1, "transient")] * 3))
+    asyncio.run(harness_phase.propose(run, 1))
+    (paused,) = events(told, r.Paused)
+    assert paused.reason == "the proposer failed: transient (3 sessions)"
+    assert run.state.iteration == 0 and run.state.proposed_for == 0
+    run, told = make_run(tmp_path / "b", Scripted("claude", (0.1, "Invalid API key")))
+    asyncio.run(harness_phase.propose(run, 1))
+    assert events(told, r.Paused)[0].reason == "the proposer failed: Invalid API key"
+
+
+def test_turns_go_round_and_one_that_fails_leaves_its_turn_to_the_next(tmp_path: Path) -> None:
+    claude = Scripted("claude", (0.1, "proposes"), (0.1, "not logged in"))
+    rules = Scripted("rules", (0.0, "proposes"), (0.0, "proposes"))
+    run, told = make_run(tmp_path, Turns([claude, rules, None]), proposers=["claude", "rules", "person"])
+    for iteration in (1, 2):
+        asyncio.run(harness_phase.propose(run, iteration))
+    assert run.config.proposer.whose(run.state.turns) == "person"
+    run.record(
+        r.CandidateProposed(
+            harness="h0003", iteration=3, parent="h0000", hypothesis="", proposer="person", source_hash="x"
+        )
+    )
+    run.rundir.write_harness("h0003", H0 + "\nP = 1\n", {})
+    asyncio.run(harness_phase.propose(run, 4))
+    authors = [c.proposer for c in run.state.harnesses.values()][1:]
+    assert authors == ["claude", "rules", "person", "rules"]
+    assert [f.detail for f in events(told, r.Failure)] == ["attempt 1: not logged in"]
+
+
+def test_a_run_at_its_cap_pauses_before_it_spends_more_and_goes_on_when_it_is_raised(tmp_path: Path) -> None:
+    proposer = Scripted("claude", (0.7, "proposes"), (0.5, "proposes"), (0.1, "proposes"))
+    run, told = make_run(tmp_path, proposer, max_dollars=1.0, session_dollars=0.9)
+    for iteration in (1, 2, 3):
+        asyncio.run(harness_phase.propose(run, iteration))
+    assert [q.allowance.dollars for q in proposer.requests] == [0.9, pytest.approx(0.3)]
+    (paused,) = events(told, r.Paused)
+    assert "1.20 of 1.00 dollars" in paused.reason and "ctl run set max_dollars=.." in paused.reason
+    run.command("1", "ann", "set", {"max_dollars": 2.0})
+    asyncio.run(harness_phase.propose(run, 3))
+    assert proposer.requests[2].allowance.dollars == pytest.approx(0.8)
+    run, told = make_run(tmp_path / "b", Scripted("codex", (0.0, "proposes")), max_tokens=1000)
+    for iteration in (1, 2):
+        asyncio.run(harness_phase.propose(run, iteration))
+    assert "1,000 of 1,000 tokens" in events(told, r.Paused)[0].reason
+
+
+def test_a_session_that_a_person_ends_is_counted(tmp_path: Path) -> None:
+    run, told = make_run(tmp_path, Scripted("claude", (0.4, "waits")))
+
+    async def switch_now() -> None:
+        task = asyncio.ensure_future(harness_phase.propose(run, 1))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(switch_now())
+    assert [f.dollars for f in events(told, r.Failure)] == [0.4]
+
+
+def test_a_cancelled_agent_leaves_nothing_running(tmp_path: Path) -> None:
+    run, told = make_run(tmp_path, agent("chatters"))
+
+    async def cancel() -> str:
+        task = asyncio.ensure_future(harness_phase.propose(run, 1))
+        folder = run.rundir.proposer / "it-0001"
+        while (left := sessions.read(folder)) is None or not left.usage.tokens:  # noqa: ASYNC110 (a file says so)
+            await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return left.mark
+
+    mark = asyncio.run(cancel())
+    assert alive(mark.encode()) == []
+    (failure,) = events(told, r.Failure)
+    assert failure.session == "it-0001" and failure.prompt_tokens == 10_000 and failure.dollars > 0
+
+
+@pytest.mark.parametrize("use_jail", [False, pytest.param(True, marks=needs_jail)])
+def test_a_killed_engine_leaves_no_agent_behind_and_its_session_is_counted_once(tmp_path: Path, use_jail: bool) -> None:
+    run, told = make_run(tmp_path, Scripted("claude", (0.1, "proposes")))
+    folder = run.rundir.proposer / "it-0001"
+    code = (
+        "import asyncio, pathlib, sys\n"
+        "from tests.test_proposer_agent import agent, scratch_request\n"
+        f"request = scratch_request(folder=pathlib.Path({str(folder)!r}))\n"
+        f"asyncio.run(agent('chatters', use_jail={use_jail}).propose(request))\n"
+    )
+    engine = subprocess.Popen([sys.executable, "-c", code], cwd=SCRIPT.parents[2])
+    deadline = time.monotonic() + 20
+    while ((left := sessions.read(folder)) is None or not left.usage.tokens) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left is not None
+    engine.kill()
+    engine.wait()
+    if use_jail:  # the kernel does it
+        while alive(left.mark.encode()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    else:
+        assert alive(left.mark.encode()) != []
+        sessions.end_all(run.rundir.proposer)  # as the next engine does at its start
+    assert alive(left.mark.encode()) == []
+    asyncio.run(harness_phase.propose(run, 1))
+    (failure,) = events(told, r.Failure)
+    assert (failure.session, failure.prompt_tokens) == ("it-0001", 10_000)
+    assert run.state.sessions == ["it-0001"] and run.state.ledger["harness/propose"].prompt_tokens == 10_000
+    assert run.state.harnesses["h0001"].proposer == "claude"
+
+
+async def test_what_a_session_says_is_on_the_events_pane_as_plain_text(stage: Any) -> None:  # noqa: F811
+    async with stage() as s:
+        s.client.changed(Activity(doing="claude writes candidates", tail=["[/red] I read the archive", "$ ./check"]))
+        await s.wait(lambda: "[/red] I read the archive" in s.text() and "$ ./check" in s.text())
+        s.client.changed(Activity(doing="evaluating h0009"))
+        await s.wait(lambda: "I read the archive" not in s.text())
+
+
+def test_a_veto_reaches_the_next_session_of_a_real_engine_and_the_cap_pauses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in engines.environment(tmp_path).items():
+        monkeypatch.setenv(key, value)
+    config = engines.write_config(
+        tmp_path, run__condition="harness-only", schedule__iterations=5, harness__candidates=1,
+        harness__approval="before-eval", test__samples=0, proposer__kind="agent", proposer__max_dollars=0.8,
+        proposer__command=f"{sys.executable} {SCRIPT} feedback",
+    )  # fmt: skip
+    engines.cli("run", str(config), "--detach", folder=tmp_path)
+    run = RunDir(tmp_path / "runs" / "tiny")
+    try:
+        engines.wait_for(lambda: run.journal.exists() and "h0001" in engines.state_of(run).harnesses, what="a proposal")
+        state = engines.state_of(run)
+        assert state.harnesses["h0001"].proposer == "agent"  # the script's name, not the interpreter's
+        assert state.harnesses["h0001"].hypothesis == "louder"
+        assert bool(state.warnings) == (not JAILED)  # said where there is no jail
+        engines.wait_for(lambda: engines.state_of(run).harnesses["h0001"].checked, what="its check")
+        engines.command(run, "veto", {"harness": "h0001", "reason": "too loud for this house"})
+        engines.wait_for(lambda: "h0002" in engines.state_of(run).harnesses, what="the next proposal")
+        second = engines.state_of(run).harnesses["h0002"]
+        assert second.hypothesis.startswith("softer, since a person said") and "this house" in second.hypothesis
+        folder = run.proposer / engines.state_of(run).sessions[-1]
+        assert "h0001 vetoed: too loud for this house" in (folder / "prompt.md").read_text()
+        assert (folder / "transcript.jsonl").read_text().count("\n") == 4 and not (folder / "home").exists()
+        engines.wait_for(lambda: engines.state_of(run).harnesses["h0002"].checked, what="its check")
+        engines.command(run, "veto", {"harness": "h0002", "reason": "still"})
+        engines.wait_for(lambda: engines.state_of(run).status == "paused", what="the pause at the cap")
+        state = engines.state_of(run)
+        assert "0.84 of 0.80 dollars" in state.reason and len(state.sessions) == 2
+        own = tmp_path / "mine.py"
+        own.write_text(H0.replace("Say", "Whisper"))
+        said = engines.cli("propose", "tiny", str(own), "--parent", "h0001", "--hypothesis", "a = b", folder=tmp_path)
+        assert "h0003 joins the archive" in said.stdout
+        mine = engines.state_of(run).harnesses["h0003"]
+        assert (mine.proposer, mine.parent, mine.hypothesis) == ("person", "h0001", "a = b")
+    finally:
+        info = run.engine_info()
+        if info is not None and run.is_locked():
+            os.kill(info.pid, 9)

@@ -144,7 +144,10 @@ def main() -> None:
                 sys.exit(1)
         case "feedback":  # takes up what people said
             said = Path("feedback.md").read_text()
-            candidate("a", "louder" if "vetoed" not in said else "softer, since a person said: " + said[-80:].strip())
+            candidate(
+                "a",
+                "louder" if "vetoed" not in said else "softer, since a person said: " + said.strip().splitlines()[-1],
+            )
             result()
 
 

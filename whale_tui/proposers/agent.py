@@ -40,6 +40,7 @@ LINE_BYTES = 4 * 1024 * 1024
 AFTER_RESULT = 15.0
 """Seconds that an agent may take to exit once it has said that it is done."""
 TICK = 0.25
+INTERPRETERS = re.compile(r"python[\d.]*|node|bun|deno|sh|bash|env|npx|uvx?|run|nice|timeout|\d+")
 PERMANENT = re.compile(
     r"(?i)invalid.{0,20}api.?key|authenticat|unauthori[sz]ed|not logged in|please (run )?/?login|credit balance|billing"
     r"|unknown (option|argument|flag)|unexpected argument|unrecognized|command not found|no such file|max_budget"
@@ -70,7 +71,7 @@ class Agent:
         if not words:
             raise ValueError("proposer.command: name the agent's command, or take a preset as proposer.kind")
         self._command = words if options.command else (*words, *self._model())
-        self.name = preset or Path(words[0]).name
+        self.name = preset or _name(words)
         self._bwrap, why = jail.available() if use_jail else ("", "it was not asked for")
         self.notice = "" if self._bwrap else f"{self.name} runs without a jail: {why}. It can read what you can read"
 
@@ -327,6 +328,12 @@ class _Session:
                 for line in fresh[:whole].splitlines():
                     if b"token_count" in line:
                         self.stream.feed(line)
+
+
+def _name(words: Sequence[str]) -> str:
+    """How an agent of one's own is called: its program, or the script that an interpreter runs."""
+    plain = (Path(word).name for word in words if not word.startswith("-"))
+    return Path(next((name for name in plain if not INTERPRETERS.fullmatch(name)), words[0])).stem
 
 
 def _not_small(folder: str, names: list[str]) -> set[str]:

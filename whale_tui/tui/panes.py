@@ -638,13 +638,16 @@ class Events(Pane):
         self.follow_end = True
 
     def snapshot(self, view: View) -> Any:
-        events = view.session.events
-        return (events[0][0] if events else 0, events[-1][0] if events else 0, view.session)
+        events, client = view.session.events, view.session.client
+        says = tuple(client.activity.tail) if client.live and client.activity is not None else ()
+        return (events[0][0] if events else 0, events[-1][0] if events else 0, view.session, says)
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         session = snap[2]
         self.name_it(f"events {self.look.glyphs.dot} {snap[1]:,}" if snap[1] else "events")
-        return [self._line(event) for _, event in session.events] or [line(("nothing yet", self.look("muted")))], ()
+        happened = [self._line(event) for _, event in session.events]
+        says = [line(("  ", ""), (plain(text, 300), self.look("muted"))) for text in snap[3]]  # a proposer's session
+        return happened + says or [line(("nothing yet", self.look("muted")))], ()
 
     def _line(self, event: r.AnyEvent) -> Content:
         look = self.look
