@@ -213,6 +213,20 @@ def test_the_jail_hides_the_run_and_the_data_and_lets_nothing_be_written_outside
 
 
 @needs_jail
+def test_what_is_readable_comes_back_out_of_what_is_hidden_and_not_the_other_way_round(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    tools, inner = project / "tools", project / "tools" / "runs"
+    inner.mkdir(parents=True)
+    for folder in (project, tools, inner):
+        (folder / "file").write_text("x")
+    (project / "answers.csv").write_text("x")
+    hidden = (project, inner, project / "answers.csv")
+    made = agent("outside", project, tools, inner, use_jail=True, hidden=hidden, readable=[str(tools)])
+    (found,) = propose(made, request(tmp_path / "b"))
+    assert "read 2 | read 2 | read 0" in found.hypothesis  # tools and an empty answers.csv; file and runs; nothing
+
+
+@needs_jail
 def test_in_the_jail_check_works_and_other_processes_are_out_of_sight(tmp_path: Path) -> None:
     said: list[str] = []
     assert len(propose(agent("finishes", use_jail=True), request(tmp_path / "a", report=said.append))) == 2

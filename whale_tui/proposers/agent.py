@@ -102,6 +102,8 @@ class Agent:
         """The candidates of a session that is over, or the failure that it was."""
         stream = session.stream
         found = session.scratch.read_candidates(whole_only=bool(cut))
+        for refused in session.scratch.refused:
+            session.request.report(refused)
         if found or not (cut or stream.error or session.status):
             strange = [f"its session named {text}" for text in session.reads_outside()]
             return [msgspec.structs.replace(proposal, warnings=strange) for proposal in found]

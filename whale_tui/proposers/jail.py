@@ -55,15 +55,17 @@ def command(
     words = [bwrap, "--ro-bind", "/", "/", *_NAMESPACES, "--proc", "/proc", "--dev", "/dev"]
     for mask in [*masks, *wide]:
         words += ["--tmpfs", str(mask)]
+    back: list[Path] = []
     for path in dict.fromkeys([*given, *_names()]):
         covered = any(path.is_relative_to(mask) and path != mask for mask in [*masks, *wide])
         if path.exists() and covered and not any(mask.is_relative_to(path) for mask in masks):
             words += ["--ro-bind", str(path), str(path)]
-    for path in hidden:  # again: what was given back may hold it
-        if path.is_dir():
-            words += ["--tmpfs", str(path.resolve())]
-        elif path.exists():
-            words += ["--ro-bind", "/dev/null", str(path.resolve())]
+            back.append(path)
+    for path in map(Path.resolve, hidden):
+        if path.is_file():
+            words += ["--ro-bind", "/dev/null", str(path)]
+        elif path.is_dir() and any(path.is_relative_to(given) for given in back):  # what was given back holds it
+            words += ["--tmpfs", str(path)]
     for path in writable:
         words += ["--bind", str(path), str(path)]
     for mask in dict.fromkeys([p for p in [*masks, *wide] if p not in (Path("/tmp"), Path("/var/tmp"))]):
