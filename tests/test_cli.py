@@ -135,6 +135,7 @@ def test_status_json_is_one_object_with_what_was_promised(script: Script, capsys
     assert told["start"] == {"policy": "theta-0000", "harness": "h0000"} | {
         key: told["start"][key] for key in ("mean", "n", "low", "high", "samples")
     }
+    assert told["limited"]["half"] == "harness-limited" and told["limited"]["harness"]["low"] > 0
     assert told["best"]["mean"] == max(t.mean for t in state.tests) and told["best"]["n"] == 24
     with script.rundir.lock():
         assert _guarded(["status", str(script.rundir.path), "--json"]) == 0
@@ -268,6 +269,8 @@ def test_repair_by_name(script: Script, capsys: pytest.CaptureFixture[str]) -> N
         ("set", ["epochs=0.2", "candidates=4", "approval=auto"], {"epochs": 0.2, "candidates": 4, "approval": "auto"}),
         ("rollback", ["policy=theta-0002"], {"policy": "theta-0002"}),
         ("switch", ["now=true"], {"now": True}),
+        ("evaluate", ["theta-0002", "h0003"], {"policy": "theta-0002", "harness": "h0003"}),
+        ("evaluate", ["harness=h0003", "samples=4"], {"harness": "h0003", "samples": 4}),
     ],
 )
 def test_ctl_arguments(command: str, words: list[str], args: dict[str, object]) -> None:
@@ -312,6 +315,8 @@ async def test_ctl_against_an_engine(script: Script, capsys: pytest.CaptureFixtu
     code, out, err = await run("veto", "h0099", "no")
     assert (code, out) == (3, "") and "no harness h0099" in err
     assert (await run("fly"))[0] == 3
+    code, out, _ = await run("evaluate", "theta-0010", "h0005", "--dry-run")
+    assert (code, engine.run.state.wanted) == (0, []) and out.startswith("would: theta-0010 with h0005 is measured")
     code, out, _ = await run("switch", "--now", "--json")
     assert code == 0 and json.loads(out)["ok"] and engine.run.state.switch == "now"
     assert (await run("status"))[0] == 0

@@ -143,7 +143,9 @@ async def test_every_pane_is_in_sight_when_wide_and_in_a_tab_when_small(stage: A
             await s.press(key)
             assert s.page.pane == pane
             assert s.page.query_one(f"#{pane}").display
-            assert s.page.query_one(f"#{pane}").size.height >= 5
+            assert s.page.query_one(f"#{pane}").size.height >= (5 if pane == "success" else 15), (
+                "alone, it has all the room"
+            )
             assert s.page.query_one(f"#{pane}").has_focus
 
 
@@ -606,6 +608,12 @@ async def test_the_lineage_cell_rolls_back_pins_and_exports(stage: Any, tmp_path
         await s.wait(lambda: s.client.sent == [("rollback", {"policy": "theta-0010", "harness": "h0002"})])
         await s.press("P")
         await s.wait(lambda: s.client.sent[-1] == ("pin", {"harness": "h0002"}))
+        await s.press("down", "down", "down", "V")
+        await s.wait(lambda: s.client.sent[-1] == ("evaluate", {"policy": "theta-0010", "harness": "h0005"}))
+        assert "is measured on D_test at the next safe point; it decides nothing" in s.said()
+        assert "asked" in next(row for row in s.text().splitlines() if "h0005" in row)
+        assert "test asked" in grid.border_subtitle
+        await s.press("up", "up", "up")
         (s.script.rundir.weights / "theta-0010").mkdir()
         (s.script.rundir.weights / "theta-0010" / "adapter_model.safetensors").write_text("weights")
         for words in ("export", "File exists"):
@@ -617,6 +625,16 @@ async def test_the_lineage_cell_rolls_back_pins_and_exports(stage: Any, tmp_path
         assert (mine / "harness.py").read_text() == s.script.rundir.harness_source("h0002")
         assert (mine / "weights" / "adapter_model.safetensors").exists()
         assert 'policy = "theta-0010"' in (mine / "pair.toml").read_text()
+
+
+async def test_the_half_that_holds_the_system_back_is_said_on_the_run_page_and_in_the_ledger(stage: Any) -> None:
+    async with stage(size=SMALL) as s:
+        assert str(s.one(Patience).border_subtitle).startswith("harness-limited")
+        await s.press("dollar_sign")
+        assert "harness-limited · search +" in s.text()
+    async with stage(size=(120, 36)) as s:
+        await s.press("dollar_sign")
+        assert "harness-limited: searching gains more" in s.text()
 
 
 async def test_the_ledger_adds_up(stage: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.scripted import write_run
+from whale_tui import opening
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 MOUSE_ON, MOUSE_OFF = b"\x1b[?1003h", b"\x1b[?1003l"
@@ -92,7 +93,7 @@ def attach(tmp_path: Path, environment: dict[str, str]) -> Iterator[Any]:
     write_run(tmp_path / "runs" / "first-light", until="finished")
 
     def open_it(*arguments: str, code: str = "") -> Terminal:
-        start = code or "import sys; from whale_tui.cli import main; main()"
+        start = code or "import sys; from whale_tui.__main__ import main; main()"
         command = [sys.executable, "-c", start, "attach", "first-light", *arguments]
         terminal = Terminal(command, environment)
         opened.append(terminal)
@@ -164,7 +165,7 @@ def test_stray_output_of_libraries_stays_off_the_screen(attach: Any, tmp_path: P
         "    while sys.__stderr__.fileno() == 2: time.sleep(0.05)\n"
         "    time.sleep(0.5); os.write(2, b'NOISE FROM A LIBRARY')\n"
         "threading.Thread(target=noise, daemon=True).start()\n"
-        "from whale_tui.cli import main; main()"
+        "from whale_tui.__main__ import main; main()"
     )
     t = attach(code=code)
     t.until(b"success rate")
@@ -178,12 +179,28 @@ def test_stray_output_of_libraries_stays_off_the_screen(attach: Any, tmp_path: P
     assert t.wait() == 0
 
 
+def test_opening_the_screen_goes_past_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "is_terminal", lambda: True)
+    opened: list[Any] = []
+    monkeypatch.setattr(opening, "open_screen", lambda path: opened.append(path) or 0)
+    monkeypatch.setattr(opening, "attach", lambda run="": opened.append(run) or 0)
+    for words in ([], ["attach"], ["attach", "mine"]):
+        act = opening.straight(words)
+        assert act is not None and act() == 0
+    assert opened == [None, "", "mine"]
+    for words in (["--help"], ["attach", "mine", "--ascii"], ["attach", "a", "b"], ["run", "a.toml"], ["list"]):
+        assert opening.straight(words) is None
+    monkeypatch.setattr(opening, "is_terminal", lambda: False)
+    assert opening.straight(["attach"]) is None
+
+
 def test_the_terminal_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; import whale_tui.tui.app, whale_tui.service.client\n"
         "from whale_tui.tui import pages\n"
         "[pages.page(name) for name in ('home', 'run', 'inbox', 'episodes', 'lineage', 'ledger', 'help')]\n"
-        "print([m for m in ('torch', 'transformers', 'numpy', 'whale_tui.loop.run', 'whale_tui.loop.rollouts')"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'cyclopts', 'tree_sitter',"
+        "  'whale_tui.loop.run', 'whale_tui.loop.rollouts')"
         " if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -39,6 +39,11 @@ class Limit(Struct, frozen=True):
     weight: Gain | None = None
     harness: Gain | None = None
 
+    def told(self, width: int, dot: str) -> str:
+        """In one line of that width."""
+        text = f"{self.half} {dot} {self.brief}"
+        return text if len(text) <= width else self.half
+
 
 def limiting(state: RunState) -> Limit:
     """What the last phases say."""

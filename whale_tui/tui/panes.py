@@ -218,7 +218,7 @@ class Status(Widget):
         told, spent = line(*left), line(*right)
         if eta and width >= 96 and told.cell_length + spent.cell_length + len(eta) + 8 <= width:
             spent = line(*right, (f"  {eta} to go", look("muted")))
-        return sides(cut(told, width - spent.cell_length), spent, width)
+        return sides(cut(told, width - spent.cell_length - 1), spent, width)
 
     def _activity(self, a: Activity, width: int) -> list[str | tuple[str, str]]:
         look, g = self.look, self.look.glyphs
@@ -345,8 +345,7 @@ class Patience(Pane):
         if pinned:
             out.append(line((f"{look.glyphs.pin} {pinned} is pinned: nothing else is accepted", look("pinned"))))
         if limit is not None:
-            told = f"{limit.half} {look.glyphs.dot} {limit.brief}"
-            self.note(told if len(told) <= width else limit.half)
+            self.note(limit.told(width, look.glyphs.dot))
         if packed and height > len(out):
             s = r.Settings(*packed)
             rule = f"E {s.epochs:g}, I {s.iterations}" if s.rule == "fixed" else s.rule

@@ -66,6 +66,7 @@ class Gains(Pane):
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
         look = self.look
         snap, limit = snap
+        self.note(limit.told(width, look.glyphs.dot))
         if not snap:
             return [line(("no phase has run yet", look("muted")))], ()
         head = [("phase", 12, False), ("rounds", 6, True), ("began", 7, True), ("ended", 7, True), ("points", 7, True)]

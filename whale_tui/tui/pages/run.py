@@ -95,6 +95,7 @@ class RunPage(Page):
         shown = (self.pane,) if self.maximised else TABS[tab] if self.narrow else PANES
         self.set_class(self.narrow, "-narrow")
         self.set_class(self.maximised, "-maximised")
+        self.set_class(len(shown) == 1, "-solo")
         tabs = self.query_one(Tabs)
         tabs.display = self.narrow and not self.maximised
         tabs.choose(tab)
