@@ -14,6 +14,7 @@ from textual import work
 from textual.app import App
 from textual.binding import Binding
 from textual.driver import Driver
+from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
 from textual.scrollbar import ScrollBar, ScrollBarRender
 
@@ -24,7 +25,7 @@ from whale_tui.rundir import RunDir, RunDirError
 from whale_tui.tui import code, edit, keep, plain, themes
 from whale_tui.tui.actions import BY_ID, Action, available, show_key
 from whale_tui.tui.dialogs import GRACE, Ask, Confirm, Jump, Pick
-from whale_tui.tui.look import ASCII, UNICODE, Look
+from whale_tui.tui.look import ASCII, ROLES, UNICODE, Look
 from whale_tui.tui.page import Page
 from whale_tui.tui.panes import View
 from whale_tui.tui.session import Services, Session, real_services
@@ -55,6 +56,8 @@ class WhaleApp(App[str]):
         guard: Guard | None = None, driver_class: type[Driver] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(driver_class=driver_class)
+        if self.no_color:  # no colour at all, not shades of grey: those would be of somebody else's terminal
+            self._filters[:] = [NoColor() if isinstance(f, Monochrome) else f for f in self._filters]
         self.services, self.who, self.guard = services, who, guard
         self.config_folder = config_folder or keep.config_folder()
         self.state_folder = state_folder or keep.state_folder()
@@ -89,7 +92,11 @@ class WhaleApp(App[str]):
             if name and name == asked:
                 self.notices.append(f"no theme {name!r}; there are {', '.join(self.themes.found)}")
         loaded = self.themes.found.get(self.theme)
-        self.look = Look(loaded.roles, self.glyphs) if loaded else Look(glyphs=self.glyphs)
+        self.look = self._look_of(loaded)
+
+    def _look_of(self, loaded: themes.Loaded | None) -> Look:
+        roles = loaded.roles if loaded else ROLES
+        return Look(roles | {"cursor": "reverse"} if self.no_color else roles, self.glyphs)
 
     # --------------------------------------------------------------------------------------------------- start
 
@@ -470,7 +477,7 @@ class WhaleApp(App[str]):
         if name == self.theme:
             return
         self.theme = name
-        self.look = Look(self.themes.found[name].roles, self.glyphs)
+        self.look = self._look_of(self.themes.found[name])
         for page in self._pages.values():
             if page.is_mounted:
                 page.restyle(self.look)
