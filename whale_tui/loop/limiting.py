@@ -80,10 +80,10 @@ def _of_search(state: RunState, phase: PhaseRecord) -> tuple[float, float, float
         return None
     if phase.harness_after != phase.harness:
         accepted = state.harnesses[phase.harness_after].scores.get(policy)
-        return accepted and _paired(accepted, incoming)
+        return _paired(accepted, incoming) if accepted is not None else None
     others = [c.scores[policy] for c in state.harnesses.values() if policy in c.scores and c.id != phase.harness]
     best = max(others, key=lambda score: score.mean or 0.0, default=None)
-    found = best and _paired(best, incoming)
+    found = _paired(best, incoming) if best is not None else None
     return (0.0, 0.0, max(0.0, found[2])) if found else None
 
 
