@@ -18,7 +18,7 @@ from tests.letters.domain import H0, Letters
 from tests.test_proposer_scratch import request as scratch_request
 from tests.test_tui_app import stage  # noqa: F401 (a fixture)
 from whale_tui import records as r
-from whale_tui.config import ProposerConfig, convert
+from whale_tui.config import ConfigError, ProposerConfig, Resolved, convert
 from whale_tui.harness.checks import source_hash
 from whale_tui.journal import Journal
 from whale_tui.loop import harness_phase
@@ -31,6 +31,7 @@ from whale_tui.proposers.stream import Stream
 from whale_tui.proposers.turns import Turns
 from whale_tui.records import Proposal
 from whale_tui.rundir import RunDir
+from whale_tui.service import engine
 from whale_tui.service.protocol import Activity
 
 SCRIPT = Path(__file__).parent / "agents" / "agent.py"
@@ -210,6 +211,30 @@ def test_the_jail_hides_the_run_and_the_data_and_lets_nothing_be_written_outside
     assert found.hypothesis.endswith("tmp 1")
     for path in (run, data, code, home, Path("/etc"), Path("/tmp")):
         assert not (path / "escaped").exists()
+
+
+def test_what_a_domain_reads_is_hidden_from_agents_however_its_options_name_it(tmp_path: Path) -> None:
+    for name in ("train.csv", "test.csv", "table.csv"):
+        (tmp_path / name).write_text("x")
+    options = {"train": "train.csv", "tests": [str(tmp_path / "test.csv")], "more": {"in": "table.csv"}}
+    config = convert({"domain": {"name": "letters", "options": options | {"brief": "x" * 9000 + "\0", "none": ""}}})
+    run = RunDir(tmp_path / "runs" / "one")
+    run.create()
+    found = engine._hidden(run, Resolved(config, {}, tmp_path), Letters(), tmp_path / "socket" / "x.sock")
+    code = Path(jail.__file__).parents[1] / "domains"
+    for path in (run.path, run.path.parent, code, Path(__file__).parent / "letters", *tmp_path.glob("*.csv")):
+        assert path in found
+    assert Path("/") not in found and all(path.exists() for path in found)
+
+
+def test_among_several_kinds_the_command_is_the_nameless_agents() -> None:
+    taking = {"proposers": ["claude", "agent", "person"], "command": "python mine.py {prompt}"}
+    turns = engine._proposer(convert({"proposer": taking}), Letters())
+    assert isinstance(turns, Turns)
+    assert [member and member.name for member in turns.members] == ["claude", "mine", None]
+    assert [m._command[0] for m in turns.members if isinstance(m, Agent)] == ["claude", "python"]
+    with pytest.raises(ConfigError, match=r"proposer\.command"):
+        engine._proposer(convert({"proposer": {"kind": "agent"}}), Letters())
 
 
 @needs_jail

@@ -90,11 +90,11 @@ class Agent:
             try:
                 if folder.exists():  # of an engine that was killed before it could begin
                     shutil.rmtree(folder)
-                session = _Session(self, request, folder)
+                session = await asyncio.to_thread(_Session, self, request, folder)  # it writes a whole archive
                 try:
                     return self._taken(session, await session.run())
                 finally:
-                    session.tidy()
+                    await asyncio.to_thread(session.tidy)
             except OSError as error:
                 raise ProposerFailure(f"{self.name}: {error}", transient=False) from error
 

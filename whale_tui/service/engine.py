@@ -194,21 +194,32 @@ def _member(kind: str, config: Config, domain: domains.base.Domain, hidden: Sequ
     try:
         if kind == "api":
             return Api(config.proposer)
-        return Agent(config.proposer, "" if kind == "agent" else kind, hidden=hidden)
+        # Among several kinds the command is the nameless agent's.
+        known = kind != "agent" and "agent" in config.proposer.proposers
+        options = msgspec.structs.replace(config.proposer, command="") if known else config.proposer
+        return Agent(options, "" if kind == "agent" else kind, hidden=hidden)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def _hidden(rundir: RunDir, resolved: Resolved, domain: domains.base.Domain, sock: Path) -> list[Path]:
     """What no proposer may see: runs, the domain's code and data (D_test is made of them), the engine's socket."""
-    options = [Path(value) for value in resolved.config.domain.options.values() if isinstance(value, str) and value]
     own = resolved.folder / resolved.config.domain.name
     runs = [run.path for run in discovery.list_runs()]
     code = Path(sys.modules[type(domain).__module__].__file__ or "")
     found = [rundir.path, rundir.path.parent, *runs, Path(domains.__file__).parent, own, sock.parent]
     found += [code if code.parent.name in ("site-packages", "") else code.parent]
-    found += [path if path.is_absolute() else resolved.folder / path for path in options]
-    return [path for path in found if path.exists() and path.resolve() != Path("/")]
+    waiting: list[object] = [resolved.config.domain.options]
+    while waiting:
+        match waiting.pop():
+            case dict() as table:
+                waiting += table.values()
+            case list() as values:
+                waiting += values
+            case str() as text if text:
+                found.append(resolved.folder / text)
+    there = [path for path in found if os.path.exists(path)]  # noqa: PTH110 (any text is asked for)
+    return [path for path in there if path.resolve() != Path("/")]
 
 
 def _say_once(run: Run, proposer: Proposer | None) -> None:
