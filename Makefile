@@ -1,10 +1,13 @@
-# Two commands do everything: `make run` and `make test`. Both make .venv first if it is missing or out of date.
+# `make run` and `make test` are all that is needed; `make study` compares the conditions. Each makes .venv first if it is missing or out of date.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run setup test lint bench clean
+MAWPS  := ../shared/data/mawps_test.jsonl
+SEEDS  ?= 1,2,3
+
+.PHONY: run setup test lint bench study clean
 
 run: setup  ## the quickstart: the alternation on the embedded model
 	@$(BIN)/whale-tui run sample_configs/quickstart.toml
@@ -31,6 +34,13 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+study: setup  ## every condition at equal budgets, with a report; the same command goes on after a stop
+	$(BIN)/whale-tui compare sample_configs/study.toml --seeds $(SEEDS) --out study/encyclopedia
+	@if [ -f $(MAWPS) ]; then \
+	  $(BIN)/whale-tui compare sample_configs/maths-small.toml --seeds $(SEEDS) --budget 4000 \
+	    --set domain.options.train="$(abspath $(MAWPS))" --out study/mawps; \
+	else echo "==> $(MAWPS) is not here: the study of word problems is left out"; fi
 
 clean:
 	rm -rf $(VENV)

@@ -92,12 +92,14 @@ class Script:
         for event in events:
             reduce(self.state, event)
 
-    def start(self, name: str = "first-light", **changes: Any) -> None:
+    def start(
+        self, name: str = "first-light", condition: r.Condition = "adaptive", seed: int = 1, **changes: Any
+    ) -> None:
         self.rundir.write_harness("h0000", BASE, {"parent": "", "hypothesis": "the base harness", "proposer": ""})
-        (self.rundir.path / "config.toml").write_text(f'[run]\nname = "{name}"\ncondition = "adaptive"\n')
+        (self.rundir.path / "config.toml").write_text(f'[run]\nname = "{name}"\ncondition = "{condition}"\n')
         self.tell(
             r.RunStarted(
-                run=name, condition="adaptive", seed=1, domain="encyclopedia", model="smollm2-135m-instruct",
+                run=name, condition=condition, seed=seed, domain="encyclopedia", model="smollm2-135m-instruct",
                 config_hash="c0ffee", policy_hash="p0", harness_hash=r.content_hash(BASE), tokenizer_hash="t0",
                 splits={"weight": 80, "harness": TASKS, "test": TASKS}, steps_per_epoch=10, budget_episodes=6000,
                 settings=settings(**changes), version="0.1.0",

@@ -37,6 +37,18 @@ app.command(
     name="doctor",
     help="Check whether a run may start, with a mend for each failure.",
 )
+app.command(
+    "whale_tui.evaluate:evaluate", name="eval", help="Measure pairs of a run on D_test, and compare them task by task."
+)
+app.command(
+    "whale_tui.report.command:report", name="report", help="Write a page of figures and tables of one run or several."
+)
+app.command(
+    "whale_tui.study:compare", name="compare", help="Run conditions and seeds at equal budgets, and report them."
+)
+app.command(
+    "whale_tui.diagnose:diagnose", name="diagnose", help="Find out which half holds a system back, by a cheap test."
+)
 
 
 def main() -> None:

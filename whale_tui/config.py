@@ -259,6 +259,18 @@ class Retention(Struct, forbid_unknown_fields=True, kw_only=True):
     """Free space under which the run pauses rather than fill the disk."""
 
 
+class Sinks(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[sinks]: where the run's series are sent beside its own journal. A sink that fails never stops a run."""
+
+    tensorboard: bool = False
+    """Write them for TensorBoard, into `tensorboard` in the run's folder. Needs `whale-tui[tensorboard]`."""
+    wandb: bool = False
+    """Send them to wandb, under the account that it knows; WANDB_MODE=offline keeps them here. Needs
+    `whale-tui[wandb]`."""
+    wandb_project: str = "whale-tui"
+    """Project of wandb that the run appears in."""
+
+
 class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     """A whole run."""
 
@@ -272,6 +284,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     proposer: ProposerConfig = field(default_factory=ProposerConfig)
     test: Test = field(default_factory=Test)
     retention: Retention = field(default_factory=Retention)
+    sinks: Sinks = field(default_factory=Sinks)
 
     @property
     def hash(self) -> str:

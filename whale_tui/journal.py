@@ -224,6 +224,17 @@ class Journal:
         """Episode records by purpose: what the ledger must add up to."""
         return {} if self.empty else dict(self.db.execute("SELECT purpose, count(*) FROM episodes GROUP BY purpose"))
 
+    def rewards(self, segment: str) -> dict[str, list[float]]:
+        """Task -> rewards of a segment's non-invalid episodes, in their order: from the index alone."""
+        query = "SELECT task, verdict = 'accept' FROM episodes WHERE segment = ? AND verdict != 'invalid' ORDER BY n"
+        found: dict[str, list[float]] = {}
+        try:
+            for task, reward in self.db.execute(query, (segment,)):
+                found.setdefault(task, []).append(float(reward))
+        except sqlite3.Error as error:
+            raise JournalError(_broken(self.path, _count_good(self.path), f"its index: {error}")) from None
+        return found
+
     def segment(self, name: str) -> list[Episode]:
         """Every episode of a segment. Raises JournalError naming the file when it is missing or broken."""
         path = self.segments / f"{name}.msgpack.zst"

@@ -226,6 +226,15 @@ class Score(Struct):
         return self.batch.mean
 
 
+class Part(Struct, frozen=True):
+    """mean@k with its 95% interval over a part of D_test, n tasks."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
 class TestScore(Struct):
     """A pair on D_test: mean@k with a 95% interval (bootstrap over tasks)."""
 
@@ -242,6 +251,8 @@ class TestScore(Struct):
     samples: int
     pass_at: float
     label: str = ""
+    parts: dict[str, Part] = {}
+    """The same by subset, where tasks have a `subset`, `level` or `type`."""
 
 
 # ----------------------------------------------------------------------------------------------------------- events

@@ -111,7 +111,8 @@ def next_action(state: RunState, config: Config) -> Action:
         raise ValueError("the run has not started")
     if state.wanted and state.open_step is None and state.switch != "now":
         w = state.wanted[0]
-        return Test(w.policy, w.harness, f"asked by {w.who}", w.samples or config.test.samples or 1, w.number)
+        label = w.label or f"asked by {w.who}"
+        return Test(w.policy, w.harness, label, w.samples or config.test.samples or 1, w.number)
     if state.phase == "weight":
         return _weight(state, config, state.settings)
     if state.phase == "harness":

@@ -166,6 +166,8 @@ def _evaluate(state: RunState, args: dict[str, Any], who: str) -> Plan:
     if not 0 <= samples <= MOST_SAMPLES:
         raise Refused(f"samples must be from 1 to {MOST_SAMPLES}")
     wish = {"policy": policy, "harness": harness} | ({"samples": samples} if samples else {})
+    if label := str(args.get("label") or "")[:40]:
+        wish["label"] = label
     if test := state.measured(policy, harness, samples):
         mean = f"mean@{test.samples} {test.mean:.1%} [{test.low:.1%}, {test.high:.1%}] on D_test"
         return Plan(effect=f"{policy} with {harness} is measured already: {mean}", args=wish)
@@ -224,7 +226,10 @@ CONTROLS = {
         Control("veto", "refuse a candidate, with a reason for the proposer", ("harness", "reason"), _veto),
         Control("rollback", "go on from an earlier pair", ("policy", "harness"), _rollback),
         Control(
-            "evaluate", "measure a pair on D_test; no decision uses it", ("policy", "harness", "samples"), _evaluate
+            "evaluate",
+            "measure a pair on D_test; no decision uses it",
+            ("policy", "harness", "samples", "label"),
+            _evaluate,
         ),
         Control("set", "change a setting for the phases to come", tuple(Settings.__struct_fields__), _set),
         Control("stop", "end the run, resumable", (), _stop),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from whale_tui import records as r
-from whale_tui.records import Episode
+from whale_tui.records import Episode, Task
 
 if TYPE_CHECKING:
     from whale_tui.loop.alternation import Test
@@ -69,8 +69,37 @@ def bootstrap(values: Sequence[float]) -> Interval:
     return Interval(sum(values) / n, means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1])
 
 
+SUBSETS = ("subset", "level", "type")
+"""Fields of a task that name the part of D_test it belongs to; the first that a task has counts."""
+
+
+def subset(task: Task) -> str:
+    """The part of D_test that a task belongs to, "" where it names none."""
+    for fields in (task.public, task.private):
+        for name in SUBSETS:
+            if isinstance(value := fields.get(name), str | int):
+                return f"{name} {value}"[:80]
+    return ""
+
+
+def parts(tasks: Iterable[Task], by_task: Mapping[str, Sequence[float]]) -> dict[str, r.Part]:
+    """mean@k of each subset, in the order of their names."""
+    groups: dict[str, dict[str, Sequence[float]]] = {}
+    for task in tasks:
+        if (name := subset(task)) and task.key in by_task:
+            groups.setdefault(name, {})[task.key] = by_task[task.key]
+    return {
+        name: r.Part(i.mean, i.low, i.high, len(groups[name]))
+        for name in sorted(groups)
+        for i in [mean_at_k(groups[name])]
+    }
+
+
 async def test(run: Run, action: Test) -> None:
-    """mean@k of a pair on D_test. It influences nothing: not the decisions, nor the random streams of what follows."""
+    """mean@k of a pair on D_test. It influences nothing: not the decisions, nor the random streams of what follows.
+
+    Every pair meets the same chances there (rollouts.py, `call_seed`), so that any two can be compared task by task.
+    """
     from whale_tui.loop.rollouts import Job
 
     state, samples = run.state, action.samples
@@ -87,7 +116,7 @@ async def test(run: Run, action: Test) -> None:
     score = r.TestScore(
         policy=version.name, harness=subject.id, policy_hash=version.hash, harness_hash=subject.hash,
         mean=interval.mean, low=interval.low, high=interval.high, n=len(by_task), samples=samples,
-        pass_at=batch.pass_at or 0.0, label=action.label,
+        pass_at=batch.pass_at or 0.0, label=action.label, parts=parts(run.tasks["test"], by_task),
     )  # fmt: skip
     segment = run.journal.write_segment(episodes)
     run.record(r.TestScored(score=score, batch=batch, segment=segment.name), segments=[segment])

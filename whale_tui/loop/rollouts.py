@@ -59,8 +59,10 @@ class Where(Struct, frozen=True):
         return f"{self.cycle}.{round_}.{self.purpose}.{self.policy}.{harness}.{task}.{sample}"
 
     def call_seed(self, task: str, sample: int, call: int) -> int:
-        """The same for every harness, so that candidates meet the same chances."""
-        key = (self.seed, self.cycle, self.phase, self.step, self.purpose, task, sample, call)
+        """The same for every harness, so that candidates meet the same chances; on D_test for every pair, so that any
+        two of them do, whenever they were measured."""
+        where = () if self.purpose == "test" else (self.cycle, self.phase, self.step)
+        key = (self.seed, *where, self.purpose, task, sample, call)
         return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]) >> 1
 
 

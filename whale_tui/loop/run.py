@@ -37,6 +37,9 @@ FAILURES_IN_A_ROW = 3
 class Run:
     """One run and everything it works with. `emit` gets each committed batch of events and each change of activity."""
 
+    measuring = False
+    """Taken up only to measure pairs."""
+
     def __init__(
         self,
         rundir: RunDir,
@@ -73,13 +76,24 @@ class Run:
 
     def begin(self, pid: int) -> None:
         """Take the run up: replay its journal, or write its first event. Raises ConfigError, JournalError."""
-        for event in self.journal.events():
-            reduce(self.state, event)
+        self._replay()
         if self.state.settings is None:
             self._start()
         else:
             self._resume()
         self.record(r.EngineStarted(pid=pid, resumed=self.state.engine_starts > 0))
+
+    def begin_measuring(self) -> None:
+        """Take the run up only to measure pairs: nothing else of it goes on. Raises ConfigError, JournalError."""
+        self.measuring = True
+        self._replay()
+        if self.state.settings is None:
+            raise ConfigError(f"{self.rundir.name} has not started: there is no pair to measure")
+        self._resume()
+
+    def _replay(self) -> None:
+        for event in self.journal.events():
+            reduce(self.state, event)
 
     def _start(self) -> None:
         config, splits = self.config, {str(k): len(v) for k, v in self.tasks.items()}
@@ -198,6 +212,11 @@ class Run:
             self.served = ""
             self.record(r.EvaluationDropped(policy=action.policy, harness=action.harness, reason=failure.detail))
 
+    async def measure(self, tests: Sequence[todo.Test]) -> None:
+        """Measure pairs on D_test, one after another. Raises PolicyFailure."""
+        for action in tests:
+            await evaluation.test(self, action)
+
     def _pause_when_disk_is_low(self) -> None:
         free = self.rundir.free_bytes() / 1e9
         if free < self.config.retention.min_free_gb and self.state.status == "running":
@@ -257,6 +276,8 @@ class Run:
 
     def command(self, id: str, who: str, what: str, args: dict[str, Any], *, dry_run: bool = False) -> tuple[str, bool]:
         """Take a command. Returns its effect, and whether it had been taken before. Raises control.Refused."""
+        if self.measuring:
+            raise control.Refused("this engine only measures pairs, and ends then: the run itself does not go on")
         if id in self.state.commands:
             return self.state.commands[id], True
         if what == "propose":

@@ -1,6 +1,8 @@
 """The engine: the process that owns a run. It outlives terminals, and answers them while the policy worker computes.
 
-    python -m whale_tui.service.engine RUNDIR
+    python -m whale_tui.service.engine RUNDIR [TESTS]
+
+With TESTS, a JSON array of pairs (Wish), it only measures these on D_test and ends; nothing else of the run goes on.
 
 Own session, stdin from /dev/null, stdout and stderr into engine.log. SIGTERM and SIGINT stop the run in good order,
 resumable. What keeps it from starting is one message in engine.exit, for whoever launched it.
@@ -28,6 +30,7 @@ from whale_tui.domains.base import load as load_domain
 from whale_tui.harness.worker import SealUnavailable
 from whale_tui.journal import Journal, JournalError
 from whale_tui.loop import retention
+from whale_tui.loop.alternation import Test
 from whale_tui.loop.run import Run
 from whale_tui.loop.words import words
 from whale_tui.policy import source
@@ -39,8 +42,10 @@ from whale_tui.proposers.base import Proposer
 from whale_tui.proposers.turns import Turns
 from whale_tui.rundir import EngineInfo, RunDir, RunDirError, write_atomic
 from whale_tui.service import discovery
+from whale_tui.service.launch import Wish
 from whale_tui.service.protocol import Activity
 from whale_tui.service.server import Server, socket_path
+from whale_tui.sinks import Sinks
 
 log = logging.getLogger("engine")
 
@@ -52,27 +57,28 @@ EXPECTED = (
 
 def main() -> int:
     rundir = RunDir(Path(sys.argv[1]))
+    wishes = msgspec.json.decode(sys.argv[2], type=list[Wish]) if len(sys.argv) > 2 else []
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stdout)
     try:
         with rundir.lock():
-            return _own(rundir)
+            return _own(rundir, wishes)
     except RunDirError as error:  # another engine owns the run
         log.error("%s", error)
         return 1
 
 
-def _own(rundir: RunDir) -> int:
+def _own(rundir: RunDir, wishes: Sequence[Wish]) -> int:
     """Run the engine; what ends it is in engine.exit before the lock is released."""
     exit_file = rundir.path / "engine.exit"
     exit_file.unlink(missing_ok=True)
     message = ""
     try:
-        asyncio.run(_serve(rundir))
+        asyncio.run(_serve(rundir, wishes))
     except EXPECTED as error:
         message = str(error)
         log.error("%s", message)
     except asyncio.CancelledError:
-        message = "interrupted while starting"
+        message = "interrupted"
     except Exception as error:
         log.exception("the engine failed")
         message = f"the engine failed: {type(error).__name__}: {error} (see {rundir.log})"
@@ -82,8 +88,8 @@ def _own(rundir: RunDir) -> int:
     return 1 if message else 0
 
 
-async def _serve(rundir: RunDir) -> None:
-    """Own the run until it ends. Raises one of EXPECTED when it can't start or go on."""
+async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
+    """Own the run until it ends, or until the pairs are measured. Raises one of EXPECTED when it can't go on."""
     rundir.check_format()
     resolved = load(rundir.config)
     sock = socket_path(rundir)
@@ -97,7 +103,7 @@ async def _serve(rundir: RunDir) -> None:
 
     def stop(name: str) -> None:
         log.info("%s: stopping", name)
-        if run is not None and run.state.status in ("running", "paused"):
+        if run is not None and not wishes and run.state.status in ("running", "paused"):
             run.command(f"{name}-{time.time()}", name, "stop", {})
         elif main_task is not None:
             main_task.cancel()
@@ -110,11 +116,24 @@ async def _serve(rundir: RunDir) -> None:
         if isinstance(what, list):
             for event in what:
                 log.info("%s", words(event))
+            if sinks is not None and run is not None:
+                sinks.feed(run.state)
         server.publish(what)
 
     def note(text: str) -> None:
         loop.call_soon_threadsafe(emit, Activity(doing=text, total=0, unit="", since=time.time()))
 
+    def warn(text: str) -> None:
+        """From a sink's thread."""
+        log.warning("%s", text)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(keep, text)
+
+    def keep(text: str) -> None:
+        if run is not None and run.state.status in ("running", "paused"):
+            run.record(r.Warned(text=text))
+
+    sinks: Sinks | None = None
     journal: Journal | None = None
     policy: TransformersEngine | None = None
     domain: domains.base.Domain | None = None
@@ -127,9 +146,11 @@ async def _serve(rundir: RunDir) -> None:
         domain = await asyncio.to_thread(_domain, resolved)
         for line in report.lines() if (report := getattr(domain, "report", None)) is not None else ():
             log.info("%s", line)
-        for finding in await doctor.before_start(resolved, domain, rundir.path):
-            log.info("%s %s: %s", finding.level, finding.name, finding.text)
-        proposer = _proposer(config, domain, _hidden(rundir, resolved, domain, sock))
+        proposer = None
+        if not wishes:
+            for finding in await doctor.before_start(resolved, domain, rundir.path):
+                log.info("%s %s: %s", finding.level, finding.name, finding.text)
+            proposer = _proposer(config, domain, _hidden(rundir, resolved, domain, sock))
         await asyncio.to_thread(sessions.end_all, rundir.proposer)
         path = await asyncio.to_thread(source.resolve, config.model.name, note)
         _keep_tokenizer(rundir, path)
@@ -144,12 +165,19 @@ async def _serve(rundir: RunDir) -> None:
         chat = ChatTokenizer(path)
         run = Run(rundir, config, journal, domain, policy, chat, proposer, emit)
         server.attach(run, journal)
+        if wishes:
+            run.begin_measuring()
+            await run.measure([Test(w.policy, w.harness, w.label, w.samples) for w in wishes])
+            return
+        sinks = Sinks(config, rundir, warn)
         run.begin(os.getpid())
         _say_once(run, proposer)
         _forecast(run, policy_info.trained_parameters)
         await run.run()
         log.info("the run is %s: %s", run.state.status, run.state.reason)
     finally:
+        if sinks is not None:
+            await asyncio.to_thread(sinks.close)
         await server.close()
         if policy is not None:
             await policy.close()

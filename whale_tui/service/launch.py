@@ -9,12 +9,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from whale_tui import config, rundir
 from whale_tui.domains.base import DomainError, absolute
 from whale_tui.rundir import RunDir, RunDirError, write_atomic
 from whale_tui.service import discovery
 
 START_SECONDS = 30.0
+
+
+class Wish(Struct):
+    """A pair that an engine is started to measure on D_test."""
+
+    policy: str
+    harness: str
+    samples: int
+    label: str
 
 
 def config_file(target: Path) -> Path:
@@ -25,12 +36,13 @@ def config_file(target: Path) -> Path:
     return known.config if known is not None else target
 
 
-def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -> RunDir:
+def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False, into: Path | None = None) -> RunDir:
     """The run directory for a config file, a folder that `init` wrote, a run directory or a run's name; made where the
     config has none yet.
 
     A run that exists goes on with the config it was started with, unless nothing of it has happened yet. `new` takes
-    the next free name instead (of a run: with that run's config).
+    the next free name instead (of a run: with that run's config). `into` is the folder for runs, where it is not the
+    usual one.
     Raises ConfigError or RunDirError.
     """
     if (target / "run.toml").is_file():
@@ -47,10 +59,11 @@ def prepare(target: Path, overrides: Sequence[str] = (), *, new: bool = False) -
         return known
     resolved = config.load(target, overrides)
     make_paths_absolute(resolved)
-    folder = rundir.runs_folder() / resolved.config.run.name
+    runs = into or rundir.runs_folder()
+    folder = runs / resolved.config.run.name
     number = 2
     while new and folder.exists():
-        folder = rundir.runs_folder() / f"{resolved.config.run.name}-{number}"
+        folder = runs / f"{resolved.config.run.name}-{number}"
         number += 1
     run = RunDir(folder)
     resolved.config.run.name = run.name
@@ -84,8 +97,11 @@ def make_paths_absolute(resolved: config.Resolved) -> None:
         model.name = str((resolved.folder / model.name).resolve())
 
 
-def start_engine(run: RunDir) -> int:
-    """Start the engine of a run and return its pid once it answers. Raises RunDirError with what keeps it from it."""
+def start_engine(run: RunDir, *more: str) -> int:
+    """Start the engine of a run (`more`: its further arguments) and return its pid once it answers.
+
+    Raises RunDirError with what keeps it from it.
+    """
     if run.is_locked():
         info = run.engine_info()
         return info.pid if info else 0
@@ -93,7 +109,7 @@ def start_engine(run: RunDir) -> int:
     exit_file.unlink(missing_ok=True)
     with run.log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "whale_tui.service.engine", str(run.path)],
+            [sys.executable, "-m", "whale_tui.service.engine", str(run.path), *more],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=run.path,
         )  # fmt: skip
     deadline = time.monotonic() + START_SECONDS
