@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from whale_tui.domains.base import Known
 from whale_tui.harness.worker import can_seal
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.records import Brief, Demonstration, Task, Verdict
+from whale_tui.rundir import RunDir
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = sorted((ROOT / "sample_configs").glob("*.toml"))
@@ -31,11 +34,15 @@ needs_seal = pytest.mark.skipif(not can_seal()[0], reason=can_seal()[1])
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for key, value in environment(tmp_path).items():
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for run in map(RunDir, (tmp_path / "runs").glob("*")):  # a test that failed leaves no engine behind
+        info = run.engine_info()
+        if info is not None and run.is_locked():
+            os.kill(info.pid, signal.SIGKILL)
 
 
 @pytest.fixture

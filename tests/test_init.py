@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,15 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for key, value in environment(tmp_path).items():
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for run in map(RunDir, (tmp_path / "runs").glob("*")):  # a test that failed leaves no engine behind
+        info = run.engine_info()
+        if info is not None and run.is_locked():
+            os.kill(info.pid, signal.SIGKILL)
 
 
 def test_init_writes_a_whole_folder_named_after_itself(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +161,7 @@ def test_a_domain_is_one_folder_that_touches_nothing_else(here: Path) -> None:
     """Named in a config by its folder: doctor passes, and a run takes it; the report says what its import dropped."""
     own_domain(here / "lengths")
     file = write_config(here, domain__name="lengths", domain__options={"words": "lengths/words.csv"},
-                        proposer__kind="person", run__first_phase="weight", run__cycles=1, test__samples=0)  # fmt: skip
+                        run__condition="weight-only", run__cycles=1, test__samples=0)  # fmt: skip
     before = {path: path.stat().st_mtime_ns for path in (ROOT / "whale_tui").rglob("*.py")}
     told = cli("doctor", str(file), "--quick", folder=here).stdout
     assert "words: 12 tasks, from 13 rows, 1 dropped: the word is too short (first at" in told.replace("\n", " ")
