@@ -236,7 +236,9 @@ def test_a_run_keeps_its_config(here: Path, capsys: pytest.CaptureFixture[str]) 
     Path("a.toml").write_text("[run]\nseed = 1\n")
     run = prepare(Path("a.toml"))
     assert prepare(Path("a.toml")).path == run.path and prepare(run.path).path == run.path
-    assert _guarded(["run", "a.toml", "--set", "run.seed=2", "--detach"]) == 1
+    assert "seed = 3" in prepare(Path("a.toml"), ["run.seed=3"]).config.read_text()  # nothing of it has happened yet
+    with run.lock():
+        assert _guarded(["run", "a.toml", "--set", "run.seed=2", "--detach"]) == 1
     assert "was started with another config" in capsys.readouterr().err
     assert _guarded(["run", "a", "--set", "run.seed=2", "--detach"]) == 1
     assert "whale-tui ctl a set KEY=VALUE" in capsys.readouterr().err
