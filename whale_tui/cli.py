@@ -37,18 +37,6 @@ app.command(
     name="doctor",
     help="Check whether a run may start, with a mend for each failure.",
 )
-app.command(
-    "whale_tui.evaluate:evaluate", name="eval", help="Measure pairs of a run on D_test, and compare them task by task."
-)
-app.command(
-    "whale_tui.report.command:report", name="report", help="Write a page of figures and tables of one run or several."
-)
-app.command(
-    "whale_tui.study:compare", name="compare", help="Run conditions and seeds at equal budgets, and report them."
-)
-app.command(
-    "whale_tui.diagnose:diagnose", name="diagnose", help="Find out which half holds a system back, by a cheap test."
-)
 
 
 def main() -> None:
@@ -200,6 +188,83 @@ def status(run: RunName, *, json: bool = False) -> int:
     else:
         print(lines.describe(rundir.name, state, seen))
     return 0
+
+
+@app.command(name="eval")
+def eval_(
+    run: RunName,
+    *,
+    pair: Annotated[list[str] | None, Parameter(negative="")] = None,
+    split: Literal["test"] = "test",
+    samples: int = 8,
+    json: bool = False,
+) -> int:
+    """Measure pairs of RUN on D_test: mean@k with a 95% interval, pass@k, truncation, invalid, by subset.
+
+    pair: "best" (the best seen; the default), "current", "start", or THETA,HARNESS such as theta-0004,h0002; may be
+    repeated, and the later pairs are then compared with the first, task by task. split: the tasks; D_harness scores
+    are in the report. samples: episodes a task (k). A pair with as many is not measured again. json: one object.
+    """
+    from whale_tui import evaluate
+
+    return evaluate.evaluate(opening.find(run), pair or ["best"], samples, json=json)
+
+
+@app.command
+def report(run: RunName, *more: RunName, out: Path | None = None) -> int:
+    """Write a page (HTML in one file, and Markdown) with figures (PNG and SVG) of RUN, or of several as a study.
+
+    It needs no engine, and takes a run in whatever state it is. out: the folder; by default `report` in the run's own
+    folder, or in the current one for several runs.
+    """
+    from whale_tui.report import page
+
+    rundirs = [opening.find(name) for name in dict.fromkeys([run, *more])]
+    made = page.write(rundirs, out or (rundirs[0].path / "report" if len(rundirs) == 1 else Path("report")))
+    print(f"{made.text}\nwrote {made.html} and {made.markdown}")
+    return 0
+
+
+@app.command
+def compare(
+    target: Path,
+    *,
+    conditions: str = "whale,adaptive,weight-only,harness-only,fst,stagewise",
+    seeds: str = "1,2,3",
+    budget: int | None = None,
+    set: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    out: Path | None = None,
+) -> int:
+    """Run TARGET, a config, once for each condition and seed at equal budgets, then write the report.
+
+    Killed or stopped by Ctrl-C, the same command goes on where it was. conditions, seeds: separated by commas.
+    budget: episodes of each run, in place of the config's. set: change a config value. out: folder of runs and report;
+    by default `study-` and the config's name.
+    """
+    from whale_tui import study
+
+    return study.compare(target, conditions, seeds, budget, set or [], out)
+
+
+@app.command
+def diagnose(
+    target: Path,
+    *,
+    steps: int | None = None,
+    set: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Search for 6 iterations and train for one short phase, both from the start of TARGET, a config; say which half
+    holds the system back.
+
+    Killed or stopped, the same command goes on. steps: of training; by default as many as the config's weight phases
+    have, but no more than cost what the search may. set: change a config value. out: folder of the two runs; by default
+    `diagnose-` and the config's name. json: one object, after the progress lines.
+    """
+    from whale_tui import diagnose as diagnosis
+
+    return diagnosis.diagnose(target, steps, set or [], out, json=json)
 
 
 @app.command(name="list")

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from cyclopts import Parameter
 from msgspec import Struct
 
 from whale_tui import config
@@ -55,22 +54,8 @@ class Diagnosis(Struct, frozen=True):
     weight: Gain
 
 
-def diagnose(
-    target: Path,
-    *,
-    steps: int | None = None,
-    set: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
-    out: Path | None = None,
-    json: bool = False,
-) -> int:
-    """Search for 6 iterations and train for one short phase, both from the start of TARGET, a config; say which half
-    holds the system back.
-
-    Killed or stopped, the same command goes on. steps: of training; by default as many as the config's weight phases
-    have, but no more than cost what the search may. set: change a config value. out: folder of the two runs; by default
-    `diagnose-` and the config's name. json: one object, after the progress lines.
-    """
-    overrides = set or []
+def diagnose(target: Path, steps: int | None, overrides: Sequence[str], out: Path | None, *, json: bool = False) -> int:
+    """Both runs, and what they say. Returns the exit status. Raises ConfigError or RunDirError."""
     file = launch.config_file(target)
     settings = config.load(file, overrides).config
     folder = out or Path(f"diagnose-{settings.run.name}")

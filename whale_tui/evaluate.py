@@ -10,14 +10,12 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from cyclopts import Parameter
 
 from whale_tui import opening
 from whale_tui import records as r
-from whale_tui.cli import RunName
 from whale_tui.journal import Journal
 from whale_tui.loop import control
 from whale_tui.loop.evaluation import Difference, difference
@@ -36,26 +34,19 @@ END_SECONDS = 30.0
 Pair = tuple[str, str]
 
 
-def evaluate(
-    run: RunName,
-    *,
-    pair: Annotated[list[str] | None, Parameter(negative="")] = None,
-    split: Literal["test"] = "test",
-    samples: Annotated[int, Parameter(validator=lambda _, n: _in_range(n))] = 8,
-    json: bool = False,
-) -> int:
-    """Measure pairs of RUN on D_test: mean@k with a 95% interval, pass@k, truncation, invalid, by subset.
+def evaluate(rundir: RunDir, names: Sequence[str], samples: int, *, json: bool = False) -> int:
+    """Measure what is not measured yet, and print scores and differences. Returns the exit status.
 
-    pair: "best" (the best seen; the default), "current", "start", or THETA,HARNESS such as theta-0004,h0002; may be
-    repeated, and the later pairs are then compared with the first, task by task. split: the tasks; D_harness scores
-    are in the report. samples: episodes a task (k). A pair with as many is not measured again. json: one object.
+    Raises RunDirError or JournalError.
     """
-    rundir = opening.find(run)
+    if not 1 <= samples <= control.MOST_SAMPLES:
+        print(f"whale-tui: --samples {samples}: from 1 to {control.MOST_SAMPLES}", file=sys.stderr)
+        return opening.WRONG
     state = discovery.read_state(rundir)
     if state.settings is None:
         return opening.fail(f"{rundir.name} has not started: there is no pair to measure")
     try:
-        pairs = list(dict.fromkeys(resolve(state, text) for text in pair or ["best"]))
+        pairs = list(dict.fromkeys(resolve(state, text) for text in names))
         for policy, harness in pairs:
             _may_be_measured(rundir, state, policy, harness, samples)
     except control.Refused as refusal:
@@ -63,7 +54,7 @@ def evaluate(
         return opening.REFUSED
     missing = [p for p in pairs if not state.measured(*p, samples)]
     if missing:
-        refused = asyncio.run(_measure(rundir, missing, samples, quiet=json))
+        refused = asyncio.run(_measure(rundir, missing, samples, len(state.tests), quiet=json))
         if refused:
             print(f"whale-tui: {refused}", file=sys.stderr)
             return opening.REFUSED
@@ -73,11 +64,6 @@ def evaluate(
     else:
         print("\n".join(table(measured)))
     return 0
-
-
-def _in_range(samples: int) -> None:
-    if not 1 <= samples <= control.MOST_SAMPLES:
-        raise ValueError(f"from 1 to {control.MOST_SAMPLES}")
 
 
 def resolve(state: RunState, text: str) -> Pair:
@@ -105,8 +91,9 @@ def _may_be_measured(rundir: RunDir, state: RunState, policy: str, harness: str,
         raise control.Refused(f"{policy} is no longer kept (retention.keep_versions); {', '.join(kept)} are")
 
 
-async def _measure(rundir: RunDir, pairs: Sequence[Pair], samples: int, *, quiet: bool) -> str:
-    """Have the pairs measured and wait for it. Returns why an engine refused, or "". Raises RunDirError."""
+async def _measure(rundir: RunDir, pairs: Sequence[Pair], samples: int, known: int, *, quiet: bool) -> str:
+    """Have the pairs measured and wait for it: for tests after the `known` first ones. Returns why an engine refused,
+    or "". Raises RunDirError."""
     client = RunClient(rundir, opening.who())
     own = not rundir.is_locked()
     if own:
@@ -122,7 +109,7 @@ async def _measure(rundir: RunDir, pairs: Sequence[Pair], samples: int, *, quiet
                 print(reply.effect, flush=True)
     waiting, said = set(pairs), time.monotonic()
     async for update in client.follow():
-        waiting -= {p for p in waiting if client.state.measured(*p, samples)}
+        waiting -= {(t.policy, t.harness) for t in client.state.tests[known:] if t.samples >= samples}
         dropped = [e for e in update.events if isinstance(e, r.EvaluationDropped) and (e.policy, e.harness) in waiting]
         if dropped:
             return words(dropped[0])

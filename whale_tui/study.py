@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import get_args
 
-from cyclopts import Parameter
 from msgspec import Struct
 
 from whale_tui import config, opening
@@ -33,23 +32,12 @@ class Planned(Struct):
 
 
 def compare(
-    target: Path,
-    *,
-    conditions: str = ALL,
-    seeds: str = "1,2,3",
-    budget: int | None = None,
-    set: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
-    out: Path | None = None,
+    target: Path, conditions: str, seeds: str, budget: int | None, overrides: Sequence[str], out: Path | None
 ) -> int:
-    """Run TARGET, a config, once for each condition and seed at equal budgets, then write the report.
-
-    Killed or stopped by Ctrl-C, the same command goes on where it was. conditions, seeds: separated by commas.
-    budget: episodes of each run, in place of the config's. set: change a config value. out: folder of runs and report;
-    by default `study-` and the config's name.
-    """
+    """The runs of a study and its report. Returns the exit status. Raises ConfigError or RunDirError."""
     file = launch.config_file(target)
-    plans = plan(_conditions(conditions), _seeds(seeds), budget, set or [])
-    folder = out or Path(f"study-{config.load(file, set or []).config.run.name}")
+    plans = plan(_conditions(conditions), _seeds(seeds), budget, overrides)
+    folder = out or Path(f"study-{config.load(file, overrides).config.run.name}")
     rundirs, code = carry_out(file, plans, folder / "runs")
     if rundirs:
         made = page.write(rundirs, folder / "report")
