@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -15,9 +16,10 @@ import pytest
 
 from tests.scripted import Script, write_run
 from whale_tui import records as r
+from whale_tui.cli import _guarded
 from whale_tui.journal import Journal
 from whale_tui.loop.evaluation import RESAMPLES, bootstrap, difference
-from whale_tui.report import page
+from whale_tui.report import figures, page
 from whale_tui.report.conditions import rewards_of, spread, study, two_level
 from whale_tui.report.series import cost, course, half_gain
 from whale_tui.rundir import RunDir
@@ -115,9 +117,11 @@ def test_a_report_has_every_figure_twice_and_opens_from_one_file(whole: RunDir, 
         assert "E 0.8 (8 steps)" in text and "83.0%" in text
     assert "+    return &#34; &#34;.join(words[-2:])" in html and '+    return " ".join(words[-2:])' in markdown
     assert "mean@2 83.0%" in made.text
-    before = {f.name: f.read_bytes() for f in (tmp_path / "figures").iterdir()}
-    page.write([whole], tmp_path)
-    assert before == {f.name: f.read_bytes() for f in (tmp_path / "figures").iterdir()}, "the same data, the same bytes"
+    again = figures.Drawn(tmp_path / "again")
+    for name in figures.of_run(again, course(whole), "run-1", whole=False):
+        for kind in ("png", "svg"):
+            drawn = [(tmp_path / folder / f"{name}.{kind}").read_bytes() for folder in ("figures", "again")]
+            assert drawn[0] == drawn[1], "the same data, the same bytes"
 
 
 class Tags(HTMLParser):
@@ -178,7 +182,7 @@ def one_phase(path: Path) -> RunDir:
 
 
 def damaged(path: Path) -> RunDir:
-    run = write_run(path, until="finished").rundir
+    run = write_run(path, until="waiting").rundir
     db = sqlite3.connect(run.journal)
     db.execute("UPDATE events SET body = ? WHERE seq = 60", (b"{}",))
     db.commit()
@@ -206,14 +210,15 @@ def test_a_study_of_such_runs_is_told_too(tmp_path: Path) -> None:
     assert Tags.of(made.html.read_text()).open == []
 
 
-def test_a_long_run_is_read_by_its_events_alone(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", until="finished").rundir
+def test_a_long_run_is_read_by_its_events_alone(whole: RunDir, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "run", ignore=shutil.ignore_patterns("episodes"))
+    run = RunDir(tmp_path / "run")
     db = sqlite3.connect(run.journal)
     db.executescript("DROP TABLE episodes;")
     db.close()
-    for segment in run.episodes.iterdir():
-        segment.unlink()
-    assert "83.0%" in page.write([run], tmp_path / "out").markdown.read_text()
+    told = course(run)
+    assert told.problem == "" and [t.score.mean for t in told.tests] == [t.score.mean for t in course(whole).tests]
+    assert page.text([told], None) == page.text([course(whole)], None)
 
 
 # ------------------------------------------------------------------------------------------------------ hostile text
@@ -325,3 +330,16 @@ def test_conditions_are_compared_by_seed_and_task(tmp_path: Path) -> None:
     made = page.write(runs, tmp_path / "out")
     assert "whale minus weight-only" in made.text and "2/2" in made.text
     assert {"study-tests.png", "study-last.png"} <= {f.name for f in (tmp_path / "out" / "figures").iterdir()}
+
+
+def test_the_command_writes_into_the_run_and_says_where(
+    whole: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = empty(tmp_path / "new")
+    run.config.write_text("")
+    assert _guarded(["report", str(run.path)]) == 0
+    assert f"wrote {run.path}/report/index.html" in capsys.readouterr().out
+    assert _guarded(["report", str(run.path), str(whole.path), "--out", str(tmp_path / "both")]) == 0
+    assert "adaptive" in capsys.readouterr().out and (tmp_path / "both" / "figures" / "study-tests.svg").exists()
+    assert _guarded(["report", "nothing"]) == 1

@@ -42,6 +42,7 @@ class Drawn:
             figure: Figure = plot.Figure(figsize=(width, height), layout="constrained")
             yield figure.subplots()
             figure.savefig(self.folder / f"{name}.png", dpi=130)
+            figure.set_layout_engine("none")  # laid out once
             figure.savefig(self.folder / f"{name}.svg", metadata={"Date": None})
         self.captions[name] = caption
 
