@@ -11,6 +11,7 @@ import pytest
 
 from tests.engines import cli, command, environment, essence, events_of, state_of, wait_for, write_config
 from tests.simulator import Simulator, make_config
+from tests.test_sinks import written
 from whale_tui import evaluate
 from whale_tui import records as r
 from whale_tui.journal import Journal
@@ -84,7 +85,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for key, value in environment(folder).items():
             patch.setenv(key, value)
-        config = write_config(folder, run__cycles=1, run__first_phase="weight", test__samples=1, test__at="ends")
+        config = write_config(
+            folder, run__cycles=1, run__first_phase="weight", test__samples=1, test__at="ends", sinks__tensorboard=True
+        )
         cli("run", str(config), "--headless", folder=folder)
         yield folder
 
@@ -158,3 +161,9 @@ def test_a_run_that_goes_on_is_asked_and_its_decisions_stay_the_same(folder: Pat
     steered = r.CommandTaken | r.TestScored
     alone = [e for e in events_of(RunDir(folder / "runs" / "tiny")) if not isinstance(e, steered)]
     assert essence([e for e in events_of(run) if not isinstance(e, steered)]) == essence(alone)
+
+
+def test_an_engine_feeds_the_sinks_that_its_config_names(folder: Path) -> None:
+    run = RunDir(folder / "runs" / "tiny")
+    points = [(p.x, p.value) for p in state_of(run).points if p.kind == "step"]
+    assert points and written(run.path / "tensorboard")["weight/step"] == pytest.approx(points)

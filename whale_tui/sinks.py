@@ -131,7 +131,7 @@ class Wandb:
         import wandb
 
         self._run: Any = wandb.init(
-            project=config.sinks.wandb_project, name=rundir.name, id=f"{rundir.name}-{config.hash}"[:64],
+            project=config.sinks.wandb_project, name=rundir.name, id=f"whale-{config.hash}",
             resume="allow", dir=str(rundir.path), config=msgspec.to_builtins(config),
         )  # fmt: skip
         self._run.define_metric("*", step_metric="episodes")
