@@ -28,7 +28,7 @@ from whale_tui.domains.http import Unavailable
 from whale_tui.domains.searchqa import SearchQA, edits
 from whale_tui.domains.searchqa.judge import verdict_in
 from whale_tui.domains.searchqa.layouts import titled
-from whale_tui.domains.searchqa.sentences import telling
+from whale_tui.domains.searchqa.reading import telling
 from whale_tui.domains.searchqa.worked import WORKED
 from whale_tui.harness import checks, fst
 from whale_tui.harness.worker import can_seal

@@ -14,7 +14,7 @@ import msgspec
 
 from whale_tui.domains.encyclopedia.edits import LABEL, LINE, NAMES, TAGS, WHOLE
 from whale_tui.domains.encyclopedia.edits import RULES as READING
-from whale_tui.domains.searchqa.sentences import telling
+from whale_tui.domains.searchqa.reading import telling
 from whale_tui.proposers.edits import Edit, Format, Kit, Source, set_constants, set_function
 from whale_tui.records import Demonstration
 
