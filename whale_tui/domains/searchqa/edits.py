@@ -7,6 +7,7 @@ the turn: it has the names that the edits of the made-up encyclopaedia work on, 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,9 +15,14 @@ import msgspec
 
 from whale_tui.domains.encyclopedia.edits import LABEL, LINE, NAMES, TAGS, WHOLE
 from whale_tui.domains.encyclopedia.edits import RULES as READING
-from whale_tui.domains.searchqa.reading import telling
+from whale_tui.domains.searchqa.reading import telling, trimmed
 from whale_tui.proposers.edits import Edit, Format, Kit, Source, set_constants, set_function
 from whale_tui.records import Demonstration
+
+
+def _source(function: Callable[..., Any]) -> str:
+    return re.sub(r"  # (noqa|type): .*", "", inspect.getsource(function))
+
 
 READ_FIRST = f'''\
 """The question is searched for as it stands; the passages are in the turn, and the policy is asked once."""
@@ -38,7 +44,7 @@ def query(task):
     return task["question"]
 
 
-{inspect.getsource(telling).replace("  # type: ignore[no-untyped-def]", "")}
+{_source(telling)}
 
 def shorten(text, question):
     return telling(text, question, SENTENCES) if SENTENCES else text[:PASSAGE_CHARS]
@@ -65,11 +71,26 @@ def attempt(chat, model, tools):
 def run(task, model, tools):
     return attempt(messages(ask(task, tools)), model, tools)
 '''
+TRIMMING = """
+def attempt(chat, model, tools):
+    reply = model.chat(chat, max_tokens=MAX_TOKENS, stop=STOP)
+    return trimmed(parse(reply.text, tools), chat[-1]["content"])
+"""
 KEPT = ("SYSTEM", "PASSAGE", "SEARCH_K", "PASSAGE_CHARS")
 """What the harness that is rewritten hands on."""
 
 
-def _reading_first(wanted: Format, examples: int, sentences: int) -> Callable[[Source, Kit], Source | None]:
+def _trimming(source: Source, kit: Kit) -> Source | None:
+    """The answer is cut out of the reply: words that the passages have and the question has not."""
+    functions = source.functions()
+    if not {"attempt", "parse"} <= functions.keys() or "trimmed" in functions["attempt"]:
+        return None
+    return source.with_function(_source(trimmed)).with_function(TRIMMING)
+
+
+def _reading_first(
+    wanted: Format, examples: int, sentences: int, trims: bool
+) -> Callable[[Source, Kit], Source | None]:
     """The other shape in one of the formats, with that many of the brief's demonstrations."""
 
     def change(source: Source, kit: Kit) -> Source | None:
@@ -81,17 +102,19 @@ def _reading_first(wanted: Format, examples: int, sentences: int) -> Callable[[S
             TURN=wanted.turns[0], STOP=list(wanted.stop), SENTENCES=sentences, **kept
         )  # fmt: skip
         new = new.with_function(wanted.parse)
+        new = (_trimming(new, kit) if trims else None) or new
         shown = kit.examples(new, kit.brief.demonstrations[:examples])
         return new if shown is None else new.with_constants(EXAMPLES=shown)
 
     return change
 
 
-def _first(wanted: Format, examples: int, sentences: int, weight: float) -> Edit:
-    read = {0: "the passage", 1: "the most telling sentence of it"}.get(sentences, f"its {sentences} telling sentences")
+def _first(wanted: Format, examples: int, sentences: int, trims: bool, weight: float) -> Edit:
+    read = {0: "the passage", 1: "its most telling sentence"}.get(sentences, f"its {sentences} telling sentences")
     shown = f", {examples} worked examples" if examples else ""
-    words = f"the question searched for and {read} read before asking, {wanted.words}{shown}"
-    return Edit("format", words, _reading_first(wanted, examples, sentences), "none", weight)
+    trimmed = ", the reply trimmed" if trims else ""
+    words = f"the question searched for and {read} read before asking, {wanted.words}{trimmed}{shown}"
+    return Edit("format", words, _reading_first(wanted, examples, sentences, trims), "none", weight)
 
 
 def _fields(shown: Demonstration, constants: Mapping[str, Any]) -> dict[str, str]:
@@ -110,10 +133,17 @@ RULES = msgspec.structs.replace(
     fields=_fields,
     edits=(
         *(
-            _first(wanted, examples, sentences, weight)
-            for wanted in (LINE, TAGS, LABEL)
-            for examples, sentences, weight in ((3, 1, 3.0), (3, 2, 1.5), (3, 0, 1.5), (0, 0, 0.5))
+            _first(wanted, examples, sentences, trims, weight)
+            for wanted in (LINE, LABEL, TAGS)
+            for examples, sentences, trims, weight in (
+                (4, 1, True, 3.0),
+                (3, 2, True, 1.5),
+                (3, 1, False, 1.0),
+                (3, 0, False, 0.7),
+                (0, 0, False, 0.3),
+            )
         ),
+        Edit("retry", "the reply trimmed to what the passages have and the question has not", _trimming, weight=2.0),
         *(
             Edit("search", f"of each passage {what}", set_constants(SENTENCES=n), weight=weight)
             for n, what, weight in (
