@@ -43,7 +43,7 @@ def test_parts_of_d_test_are_what_tasks_say_of_themselves() -> None:
     assert (found["level 1"].mean, found["level 1"].n, found["level 5"].n) == (0.75, 2, 1)
     alone = mean_at_k({"a": by_task["a"], "b": by_task["b"]})
     assert (found["level 1"].low, found["level 1"].high) == (alone.low, alone.high)
-    assert subset(task("x", subset="hard", level=2)) == "subset hard" and subset(task("x", level=[1])) == ""
+    assert subset(task("x", subset="\x1b[1mhard", level=2)) == "subset ?[1mhard" and subset(task("x", level=[1])) == ""
 
 
 @pytest.mark.parametrize(

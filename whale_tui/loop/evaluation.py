@@ -78,7 +78,7 @@ def subset(task: Task) -> str:
     for fields in (task.public, task.private):
         for name in SUBSETS:
             if isinstance(value := fields.get(name), str | int):
-                return f"{name} {value}"[:80]
+                return "".join(c if c.isprintable() else "?" for c in f"{name} {value}"[:80])
     return ""
 
 
