@@ -1,16 +1,33 @@
-"""The calculation by the policy, its value by the calculator, worked examples, a vote over four."""
+"""The policy writes the calculation, the calculator works it out; a vote over those of four that fit the question."""
 
 import re
 
 SYSTEM = "Write the calculation that solves the problem."
-TURN = "{question}\nExpression:"
+TURN = "{question}"
 EXAMPLES = [
-    ("A farm has 14 hens and buys 9 more. How many hens does it have then?\nExpression:", "14 + 9"),
-    ("Mia reads 12 pages a day for 6 days. How many pages has she read?\nExpression:", "12 * 6"),
-    ("Tom has 85 stamps, gives 17 to Eva and loses 5. How many are left?\nExpression:", "85 - 17 - 5"),
-    ("There are 96 chairs in 8 equal rows. How many chairs are in a row?\nExpression:", "96 / 8"),
-    ("Ann buys 4 pens for 3 dollars each and a book for 15. How much does she pay?\nExpression:", "4 * 3 + 15"),
-    ("Leo had 52 marbles and has 31 now. How many did he lose?\nExpression:", "52 - 31"),
+    (
+        "Joan had 52 marbles. She lost some of them and has 31 marbles now. How many marbles did she lose ?",
+        "52 - 31 = 21",
+    ),
+    (
+        "Tom picked 14 pears and Sara picked 9 pears from the tree. How many pears did they pick in total ?",
+        "14 + 9 = 23",
+    ),
+    ("Mary has 7 boxes of pencils. Each box has 12 pencils. How many pencils does Mary have ?", "7 * 12 = 84"),
+    (
+        "A pet store had 48 puppies. They sold 18 of them and put the rest into cages of 5. How many cages is that ?",
+        "(48 - 18) / 5 = 6",
+    ),
+    ("Dan paid $ 3.25 for a sandwich and $ 1.50 for a drink. How much did Dan spend ?", "3.25 + 1.50 = 4.75"),
+    ("There are 96 chairs in 8 equal rows. How many chairs are in each row ?", "96 / 8 = 12"),
+    (
+        "Fred bought 4 packs of cards with 6 cards in each pack. He already had 15 cards. How many cards does he have now ?",
+        "4 * 6 + 15 = 39",
+    ),
+    (
+        "There were 85 stamps in the album. Keith added more stamps. There are now 121 stamps in the album. How many did Keith add ?",
+        "121 - 85 = 36",
+    ),
 ]
 MAX_TOKENS = 24
 STOP = ["\n"]
@@ -30,19 +47,30 @@ def messages(turn):
 
 def parse(text, tools):
     found = re.search(r"[0-9(.][0-9+\-*/(). ]*[0-9)]|[0-9]", text.split("=")[0])
-    return str(tools.calc(found[0])) if found else ""
+    return found[0].strip() if found else ""
+
+
+def sensible(expression, question):
+    """Whether it calculates, and with nothing but numbers of the question, each at most once."""
+    given, used = (re.findall(r"[0-9]+(?:\.[0-9]+)?", text) for text in (question.replace(",", ""), expression))
+    return len(used) > 1 and all(used.count(number) <= given.count(number) for number in used)
 
 
 def attempt(chat, model, tools):
     reply = model.chat(chat, max_tokens=MAX_TOKENS, stop=STOP)
-    try:
-        return parse(reply.text, tools)
-    except ToolError:
-        return ""
+    return parse(reply.text, tools)
 
 
 def run(task, model, tools):
     chat = messages(ask(task, tools))
-    answers = [attempt(chat, model, tools) for _ in range(VOTES)]
-    found = [answer for answer in answers if answer]
+    good, rest = [], []
+    for _ in range(VOTES):
+        expression = attempt(chat, model, tools)
+        try:
+            answer = str(tools.calc(expression))
+        except ToolError:
+            continue
+        negative = answer.startswith("-")
+        (good if sensible(expression, task["question"]) and not negative else rest).append(answer)
+    found = good or rest
     return max(found, key=found.count) if found else ""
