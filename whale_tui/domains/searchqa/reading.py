@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 
-def telling(text, question, count):  # type: ignore[no-untyped-def]
+def telling(text, question, count):
     """The `count` sentences of a text that share most words with a question, rare words first, in their order."""
     parts = [part.strip() for part in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])", text) if part.strip()]
     stems = [
@@ -21,7 +21,7 @@ def telling(text, question, count):  # type: ignore[no-untyped-def]
     return " ".join(parts[n] for n in sorted(best))
 
 
-def trimmed(text, turn):  # type: ignore[no-untyped-def]
+def trimmed(text, turn):
     """Of a reply, the first words in a row that stand so in the turn and are not the question's own; failing that, all.
 
     A small policy says a sentence where a few words are wanted, and says much that it has not read.
