@@ -165,5 +165,7 @@ def test_a_run_that_goes_on_is_asked_and_its_decisions_stay_the_same(folder: Pat
 
 def test_an_engine_feeds_the_sinks_that_its_config_names(folder: Path) -> None:
     run = RunDir(folder / "runs" / "tiny")
-    points = [(p.x, p.value) for p in state_of(run).points if p.kind == "step"]
-    assert points and written(run.path / "tensorboard")["weight/step"] == pytest.approx(points)
+    points = [p for p in state_of(run).points if p.kind == "step"]
+    found = written(run.path / "tensorboard")["weight/step"]
+    assert [x for x, _ in found] == [p.x for p in points] and len(points) == 2
+    assert [value for _, value in found] == pytest.approx([p.value for p in points])
