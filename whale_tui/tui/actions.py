@@ -20,6 +20,8 @@ class Context:
     state: RunState | None = None
     live: bool = False
     candidate: str = ""
+    servers: bool = False
+    """The run samples from servers, and their pane is there."""
 
 
 def _always(_: Context) -> str:
@@ -28,6 +30,10 @@ def _always(_: Context) -> str:
 
 def _run(c: Context) -> str:
     return "" if c.state is not None else "open a run first"
+
+
+def _servers(c: Context) -> str:
+    return _run(c) or ("" if c.servers else "this run samples from no servers")
 
 
 def _engine(c: Context) -> str:
@@ -159,6 +165,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("view.harness", "3", "to the harness", "pane_harness", "", ("run",), _run),
     Action("view.candidates", "4", "to the candidates", "pane_candidates", "", ("run",), _run),
     Action("view.events", "5", "to the events", "pane_events", "", ("run",), _run),
+    Action("view.servers", "6", "to the servers that sample", "pane_servers", "", ("run",), _servers),
     Action("view.copy", "y", "copy what the pane in focus shows (OSC 52, and a file)", "copy"),
     Action("view.screenshot", "w", "write a picture of the screen (SVG)", "screenshot"),
     Action("view.theme", "T", "choose a theme, seen as you move", "choose_theme"),
