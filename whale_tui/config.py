@@ -69,6 +69,8 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True):
 class Rollout(Struct, forbid_unknown_fields=True, kw_only=True):
     """[rollout]: how episodes are sampled. It belongs to the run; a harness can't change it."""
 
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What samples: "transformers" is the policy worker itself; "vllm" is one or more servers, see [vllm]."""
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
     """0 is greedy."""
     top_k: Count = 20
@@ -96,6 +98,49 @@ class Rollout(Struct, forbid_unknown_fields=True, kw_only=True):
     """Address space of a sealed harness worker."""
     allow_unsealed: bool = False
     """Run harnesses without the seal where this system has no seccomp. Candidates are code: think first."""
+
+
+class Vllm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """[vllm]: the servers that sample under `rollout.engine = "vllm"` (docs/vllm.md)."""
+
+    mode: Literal["managed", "external"] = "managed"
+    """"managed": the run starts `vllm serve`, restarts it and ends it. "external": servers that you started, by URL."""
+    urls: list[str] = field(default_factory=list)
+    """External servers, e.g. ["http://10.0.0.2:8000"]. They must see the run's directory under the same path."""
+    model: str = ""
+    """Name under which external servers serve the base model. Empty: the one they serve."""
+    api_key_env: str = ""
+    """Variable that holds the key which external servers ask for."""
+    python: str = ".venv-vllm/bin/python"
+    """The python of the environment that vLLM is installed in, from the config's folder or from where a run is started.
+    `make vllm-env` makes one for a CPU."""
+    devices: list[str] = field(default_factory=lambda: [""])
+    """GPUs of each managed server, e.g. ["1", "2", "3"] for three servers, ["0,1"] for one over two GPUs. An empty
+    string: what the server finds."""
+    share_gpu: bool = False
+    """Trainer and servers share GPUs: the servers sleep while the trainer trains."""
+    memory_share: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.85
+    """Share of a GPU's memory that a managed server takes. Less where a trainer stays beside it on the same GPU."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
+    """What managed servers compute in."""
+    max_loras: Positive = 2
+    """Adapters that a managed server holds at once: the version that samples, and the one that is being loaded."""
+    max_lora_rank: Count = 0
+    """Rank that managed servers make room for. 0: the least one that holds model.lora_rank."""
+    args: list[str] = field(default_factory=list)
+    """More arguments of `vllm serve`, e.g. ["--enforce-eager"]. They come last."""
+    env: dict[str, str] = field(default_factory=dict)
+    """[vllm.env]: more variables for managed servers."""
+    concurrency: Positive = 256
+    """Most calls in flight at one server; fewer while it refuses some."""
+    health_seconds: Annotated[float, Meta(gt=0)] = 900.0
+    """Longest wait for a server to come up."""
+    request_seconds: Annotated[float, Meta(gt=0)] = 1200.0
+    """Longest wait for one call, after which it is lost and its episode invalid."""
+    retry_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    """Longest time for which a call that servers refuse (busy, paused) is sent again."""
+    restarts: Count = 3
+    """Times that a managed server is started again after it died, before it is taken out."""
 
 
 class Weight(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -277,6 +322,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True):
     run: Run = field(default_factory=Run)
     model: Model = field(default_factory=Model)
     rollout: Rollout = field(default_factory=Rollout)
+    vllm: Vllm = field(default_factory=Vllm)
     weight: Weight = field(default_factory=Weight)
     harness: Harness = field(default_factory=Harness)
     schedule: Schedule = field(default_factory=Schedule)
@@ -366,6 +412,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
         return f"{path}:{line}: {key}" if line else f"{path}: {key}"
 
     config = convert(raw, where)
+    if config.rollout.engine == "vllm" and config.vllm.mode == "external" and not config.vllm.urls:
+        raise ConfigError(f"{where('vllm.mode')}: external servers need their addresses in vllm.urls")
     if config.run.name in (".", "..") or "/" in config.run.name or "\0" in config.run.name:
         raise ConfigError(f"{where('run.name')}: {config.run.name!r} can't be the name of a folder")
     if not config.run.name:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whale_tui.config import Resolved
-from whale_tui.doctor import quick
+from whale_tui.doctor import quick, servers
 from whale_tui.doctor.checkup import Check, Checkup, Finding, findings
 from whale_tui.domains.base import Domain
 
 QUICK: tuple[Check, ...] = (
     quick.data, quick.splits, quick.lengths, quick.harness, quick.ready, quick.seal, quick.disk,
+    servers.vllm,
 )  # fmt: skip
 """What every start of a run goes through. Neither a model nor an episode."""
 
@@ -27,7 +28,7 @@ def full() -> tuple[Check, ...]:
 
     return (
         *QUICK, trial.verifier, trial.tools, trial.escape, trial.proposer,
-        model.model, model.memory, model.chat_template, episode.episode, forecast.length,
+        model.model, model.memory, model.chat_template, servers.servers, episode.episode, forecast.length,
     )  # fmt: skip
 
 

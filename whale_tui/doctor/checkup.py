@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from msgspec import Struct, field
 from whale_tui.config import Config, Resolved
 from whale_tui.domains.base import Domain
 from whale_tui.policy.chat import ChatTokenizer
+from whale_tui.policy.protocol import PolicyEngine, PolicyFailure
 from whale_tui.records import Split, Task
 
 Level = Literal["ok", "warn", "fail"]
@@ -52,6 +54,10 @@ class Checkup:
         self.known_model: Path | None = None
         self.known_chat: ChatTokenizer | None = None
         self.timed: Timed | None = None
+        self.policy: PolicyEngine | None = None
+        self.broken: PolicyFailure | None = None
+        self.closing = AsyncExitStack()
+        """What is started for the visit, and ended with it."""
 
     @property
     def config(self) -> Config:
@@ -103,14 +109,15 @@ def told(error: Exception) -> Finding:
 
 async def findings(checks: Sequence[Check], checkup: Checkup) -> AsyncIterator[Finding]:
     """Try the checks in their order. A check that breaks is a failure with its name, and the others go on."""
-    for check in checks:
-        try:
-            found = check(checkup)
-            finding = await found if inspect.isawaitable(found) else found
-        except NotTried as reason:
-            finding = warn(f"not tried: {reason}")
-        except Exception as error:
-            finding = fail(f"the check itself broke: {type(error).__name__}: {error}", "report it with this config")
-        if finding is not None:
-            finding.name = check.__name__.replace("_", " ")
-            yield finding
+    async with checkup.closing:
+        for check in checks:
+            try:
+                found = check(checkup)
+                finding = await found if inspect.isawaitable(found) else found
+            except NotTried as reason:
+                finding = warn(f"not tried: {reason}")
+            except Exception as error:
+                finding = fail(f"the check itself broke: {type(error).__name__}: {error}", "report it with this config")
+            if finding is not None:
+                finding.name = check.__name__.replace("_", " ")
+                yield finding

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from whale_tui.doctor.checkup import Checkup, Finding, Timed, fail, ok, warn
+from whale_tui.doctor.servers import started
 from whale_tui.doctor.trial import short
 from whale_tui.harness.checks import source_hash
 from whale_tui.loop.rollouts import Job, Rollouts, Subject, Where
 from whale_tui.policy.chat import ChatTokenizer
-from whale_tui.policy.client import TransformersEngine
 from whale_tui.policy.protocol import PolicyFailure
 from whale_tui.records import Episode, Task
 
@@ -28,25 +26,17 @@ async def episode(checkup: Checkup) -> Finding:
     named = config.domain.harness
     source = (checkup.resolved.folder / named).read_text(encoding="utf-8") if named else checkup.domain.h0
     subject = Subject("h0000", source_hash(source), source)
-    with tempfile.TemporaryDirectory(prefix="whale-tui-doctor-") as scratch:
-        policy = TransformersEngine(
-            checkup.model, device=config.model.device, max_rows=config.rollout.max_rows, seed=config.run.seed,
-            lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
-            log_path=Path(scratch) / "worker.log",
-        )  # fmt: skip
-        try:
-            info = await policy.start()
-            where = Where(0, "weight", 0, 0, "smoke", "theta-0000", info.base_hash, config.run.seed)
-            rollouts = Rollouts(policy, chat, checkup.domain, config.rollout, config.sampling())
-            first = (await rollouts.run([Job(tasks[0], subject, 0)], where))[0]
-            some = [Job(tasks[n % len(tasks)], subject, n) for n in range(min(TIMED, config.rollout.concurrency))]
-            start = time.perf_counter()
-            timed = await rollouts.run(some, where)
-            checkup.timed = Timed(len(timed), time.perf_counter() - start, sum(e.output_tokens for e in timed))
-        except PolicyFailure as failure:
-            return fail(f"the policy failed: {failure.detail}", "see the checks of the model above")
-        finally:
-            await policy.close()
+    try:
+        policy = await started(checkup)
+        where = Where(0, "weight", 0, 0, "smoke", "theta-0000", policy.info.base_hash, config.run.seed)
+        rollouts = Rollouts(policy, chat, checkup.domain, config.rollout, config.sampling())
+        first = (await rollouts.run([Job(tasks[0], subject, 0)], where))[0]
+        some = [Job(tasks[n % len(tasks)], subject, n) for n in range(min(TIMED, config.rollout.concurrency))]
+        start = time.perf_counter()
+        timed = await rollouts.run(some, where)
+        checkup.timed = Timed(len(timed), time.perf_counter() - start, sum(e.output_tokens for e in timed))
+    except PolicyFailure as failure:
+        return fail(f"the policy failed: {failure.detail}", "see the checks of the model above")
     shown = list(_told(first, tasks[0], chat))
     text = f"{len(first.calls)} calls, {first.output_tokens} tokens, verdict {first.verdict}: {first.reason[:300]}"
     invalid = [e for e in [first, *timed] if e.verdict == "invalid"]

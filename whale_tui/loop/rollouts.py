@@ -22,7 +22,7 @@ from whale_tui.harness.contract import BudgetExceeded, Reply, ToolError, use_too
 from whale_tui.harness.wire import EpisodeEnd, Limits
 from whale_tui.harness.worker import HarnessRunner
 from whale_tui.policy.chat import ChatTokenizer
-from whale_tui.policy.protocol import PolicyEngine, PolicyFailure, SampleRequest
+from whale_tui.policy.protocol import CallLost, PolicyEngine, PolicyFailure, SampleRequest
 from whale_tui.records import Call, Episode, Phase, Purpose, Sampling, Task, ToolUse, Verdict
 
 RESULT_CHARS = 4000
@@ -214,6 +214,8 @@ class _Run:
 
     async def _judge(self, end: EpisodeEnd, episode: Episode) -> Verdict:
         """The verdict, from the returned answer and the environment. Nothing a harness says of itself counts."""
+        if isinstance(self.broken, CallLost):
+            return Verdict("invalid", f"policy call lost: {self.broken.detail}")
         if self.broken is not None:
             return Verdict("invalid", f"tool failed: {type(self.broken).__name__}: {self.broken}")
         if end.kind == "died":
@@ -255,6 +257,9 @@ class _Run:
         self.rollouts._leave()
         try:
             sampled = await future
+        except CallLost as lost:
+            self.broken = lost
+            raise self._over("the call was lost") from lost
         except PolicyFailure as failure:
             self.failure = failure
             raise self._over("the policy failed") from failure

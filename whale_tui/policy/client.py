@@ -32,10 +32,15 @@ class TransformersEngine:
 
     device: "auto" (cuda, mps, cpu), or one by name. dtype: "auto" (bf16 where the processor has it), "float32",
     "bfloat16". max_rows: most calls sampled at once. pack_nodes: size of a training microbatch, in nodes of the token
-    trie. log_path: where everything the worker prints goes. on_note: called with progress in words.
+    trie. log_path: where everything the worker prints goes. on_note: called with progress in words. sample: False
+    where servers sample and this worker only trains; what these must prove is then in `probe`.
     """
 
     info: PolicyInfo
+    probe_ids: list[int]
+    probe_base: list[float]
+    """What the trainer gives the probe: at the base model, and at the version it is at."""
+    probe: list[float]
 
     def __init__(
         self,
@@ -50,6 +55,7 @@ class TransformersEngine:
         pack_nodes: int = 1024,
         seed: int = 0,
         fast: bool = True,
+        sample: bool = True,
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._load = wire.Load(
@@ -63,6 +69,7 @@ class TransformersEngine:
             pack_nodes=pack_nodes,
             seed=seed,
             fast=fast,
+            sample=sample,
         )
         self._log_path = Path(log_path)
         self._on_note = on_note
@@ -113,7 +120,8 @@ class TransformersEngine:
         self._reader = asyncio.create_task(self._read(reader, self._worker))
         reply = await self._call(self._load)
         assert isinstance(reply, wire.Loaded)
-        self.info = reply.info
+        self.info, self.probe_ids, self.probe_base = reply.info, reply.probe, reply.base
+        self.probe = self.probe_base
         return reply.info
 
     async def close(self) -> None:
@@ -200,6 +208,7 @@ class TransformersEngine:
         """
         reply = await self._call(wire.Publish(number=0, version=version, folder=str(folder)))
         assert isinstance(reply, wire.Published)
+        self.probe = reply.probe
         return reply.publication
 
     async def restore(self, version: str, folder: str | None, *, with_optimizer: bool) -> str:
@@ -209,6 +218,7 @@ class TransformersEngine:
         ask = wire.Restore(number=0, version=version, folder=folder and str(folder), with_optimizer=with_optimizer)
         reply = await self._call(ask)
         assert isinstance(reply, wire.Restored)
+        self.probe = reply.probe
         return reply.hash
 
     # ----------------------------------------------------------------------------------------------------- the channel

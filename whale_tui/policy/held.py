@@ -5,12 +5,14 @@ at.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from whale_tui.policy import artifact, proof, wire
 from whale_tui.policy.chat import ChatTokenizer
@@ -42,20 +44,23 @@ class HeldPolicy:
         number = ask.number
         match ask:
             case wire.Load():
-                return wire.Loaded(number=number, info=self._load(ask))
+                info = self._load(ask)
+                base = self._trainer_base.tolist() if not ask.sample else []
+                return wire.Loaded(number=number, info=info, probe=self._probe, base=base)
             case wire.Advance():
                 return self._advance(ask)
             case wire.Drop():
-                self._sampler.clear()
+                self._clear()
                 self._settle()
                 return wire.Dropped(number=number)
             case wire.Train():
                 return self._train(ask)
             case wire.Publish():
-                return wire.Published(number=number, publication=self._publish(ask.version, Path(ask.folder)))
+                publication = self._publish(ask.version, Path(ask.folder))
+                return wire.Published(number=number, publication=publication, probe=self._told())
             case wire.Restore():
                 folder = Path(ask.folder) if ask.folder is not None else None
-                return wire.Restored(number=number, hash=self._restore(folder, ask.with_optimizer))
+                return wire.Restored(number=number, hash=self._restore(folder, ask.with_optimizer), probe=self._told())
         raise TypeError(f"no call {type(ask).__name__}")
 
     # ------------------------------------------------------------------------------------------------------- loading
@@ -73,12 +78,14 @@ class HeldPolicy:
             self._base_hash = artifact.hash_base(self._model)
             self._note(f"loading {self._model.name} on {self._device} in {_name(self._dtype)}")
             self._why_plain = why_not_fast(config, self._model) or ("" if ask.fast else "switched off")
+            self._probe = self._chat.encode(proof.TEXT)
+            if not ask.sample:
+                return self._load_trainer_alone(started)
             sampler = PlainSampler if self._why_plain else FastSampler
             stops = Stops(self._chat.decode)
             self._sampler = sampler(self._model, self._device, self._dtype, stops, ask.max_rows)
         except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
             raise PolicyFailure("bad-model", f"{self._model}: {type(error).__name__}: {error}") from None
-        self._probe = self._chat.encode(proof.TEXT)
         self._rollout_base = self._sampler.probe(self._probe)
         self._note(f"loaded in {time.perf_counter() - started:.1f} s")
         return PolicyInfo(
@@ -91,6 +98,20 @@ class HeldPolicy:
             trained_parameters=sum(ask.lora_rank * (a + b) for a, b in self._sampler.linears.values()),
             fast_path=not self._why_plain,
             note=f"plain sampling path: {self._why_plain}" if self._why_plain else "",
+        )
+
+    def _load_trainer_alone(self, started: float) -> PolicyInfo:
+        trainer = self._need_trainer()
+        self._note(f"the trainer is loaded in {time.perf_counter() - started:.1f} s")
+        return PolicyInfo(
+            model_path=str(self._model),
+            base_hash=self._base_hash,
+            tokenizer_hash=self._chat.hash,
+            device=str(self._device),
+            compute_dtype=_name(self._dtype),
+            parameters=sum(p.numel() for p in trainer.model.parameters()) - trainer.trained_parameters,
+            trained_parameters=trainer.trained_parameters,
+            fast_path=False,
         )
 
     def _need_trainer(self) -> Trainer:
@@ -114,6 +135,8 @@ class HeldPolicy:
 
     def _advance(self, ask: wire.Advance) -> wire.Rows:
         self._settle()
+        if not self._ask.sample:
+            raise PolicyFailure("worker-error", "this worker only trains: servers sample")
         if not self._proved:
             raise PolicyFailure("publish-unproved", "the last publish was not proved: restore a version first")
         try:
@@ -124,7 +147,7 @@ class HeldPolicy:
             raise
 
     def _train(self, ask: wire.Train) -> wire.TrainDone:
-        self._sampler.clear()
+        self._clear()
         self._settle()
         trainer = self._need_trainer()
         self._trained = True
@@ -134,6 +157,10 @@ class HeldPolicy:
             self._settle()
             raise
         return wire.TrainDone(number=ask.number, trained=done)
+
+    def _clear(self) -> None:
+        if self._ask.sample:
+            self._sampler.clear()
 
     def _settle(self) -> None:
         """What was trained and not published is given up: the trainer goes back to the published version."""
@@ -176,9 +203,10 @@ class HeldPolicy:
         if folder is None:
             if self._trainer is not None:
                 self._trainer.reset()
-            self._sampler.load({})
-            base = self._rollout_base
-            proof.prove_probe(base, self._sampler.probe(self._probe), base, base, self._dtype)
+            if self._ask.sample:
+                self._sampler.load({})
+                base = self._rollout_base
+                _prove(base, self._sampler.probe(self._probe), base, base, self._dtype)
         else:
             fresh = self._trainer is None
             trainer = self._need_trainer()
@@ -195,14 +223,20 @@ class HeldPolicy:
         loaded = artifact.hash_tensors(artifact.read_adapter(folder), self._base_hash)
         if loaded != hash:
             raise PolicyFailure("publish-unproved", f"the adapter read back has hash {loaded}, not {hash}")
+        if not self._ask.sample:  # each server proves it by itself
+            return float(self._need_trainer().probe(self._probe).mean()), math.nan
         deltas = artifact.deltas(folder)
         self._sampler.load(deltas)
         self._note(
             f"{folder.name}: {self._prove_weights(deltas):.0%} of the adapted weights differ from the base as served"
         )
         trainer, rollout = self._need_trainer().probe(self._probe), self._sampler.probe(self._probe)
-        proof.prove_probe(trainer, rollout, self._trainer_base, self._rollout_base, self._dtype)
+        _prove(trainer, rollout, self._trainer_base, self._rollout_base, self._dtype)
         return float(trainer.mean()), float(rollout.mean())
+
+    def _told(self) -> list[float]:
+        """What servers have to give the probe, where they sample."""
+        return [] if self._ask.sample else self._need_trainer().probe(self._probe).tolist()
 
     def _prove_weights(self, deltas: dict[str, Callable[[], torch.Tensor]]) -> float:
         """Compare the served weights of some modules, spread over the depth, with base + delta. Returns the share
@@ -245,6 +279,11 @@ def pick_dtype(device: torch.device) -> torch.dtype:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _prove(trainer: Tensor, rollout: Tensor, trainer_base: Tensor, rollout_base: Tensor, dtype: torch.dtype) -> None:
+    now, base = (trainer.tolist(), rollout.tolist()), (trainer_base.tolist(), rollout_base.tolist())
+    proof.prove_probe(*now, *base, dtype=_name(dtype))
 
 
 def _name(dtype: torch.dtype) -> str:

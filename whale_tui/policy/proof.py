@@ -1,17 +1,16 @@
-"""The proof that a published version is what rollouts are sampled from (records.md, invariant 5).
+"""The proof that a published version is what rollouts are sampled from (records.md, invariant 5). No torch here.
 
 Three things must agree: the hash of the adapter that was read back, the served weights (base + delta, up to rounding),
 and the log-probabilities of a fixed text through the sampler's own path. Rounding to bf16 moves a single token's
 log-probability by some 0.01 to 0.05, so the text is compared by what changed on each side since the base model, over
-the text and token by token.
+the text and token by token. A server's weights can't be read: there the changes themselves must be the trainer's.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from whale_tui.policy.protocol import PolicyFailure
 
@@ -31,38 +30,83 @@ class Slack(NamedTuple):
     """Of the size of the trained change, where that is more."""
 
 
-SLACK = {torch.float32: Slack(0.002, 0.005, 0.02), torch.bfloat16: Slack(0.02, 0.1, 0.2)}
+SLACK = {"float32": Slack(0.002, 0.005, 0.02), "bfloat16": Slack(0.02, 0.1, 0.2)}
 
 BAND = (0.5, 1.5)
 """How much of the adapter's change the served weights must hold."""
+FELT = 1e-3
+"""Trained change of a token's log-probability (root mean square) that no rounding swallows whole."""
+CLEAR = 8.0
+"""Times that a trained change must stand out of the rounding of a mean before BAND is asked of it."""
 
 
 def prove_probe(
-    trainer: Tensor, rollout: Tensor, trainer_base: Tensor, rollout_base: Tensor, dtype: torch.dtype
+    trainer: Sequence[float],
+    rollout: Sequence[float],
+    trainer_base: Sequence[float],
+    rollout_base: Sequence[float],
+    dtype: str,
 ) -> None:
     """Log-probabilities of the probe's tokens, [tokens], now and for the base model; dtype: what rollouts compute in.
 
     Raises PolicyFailure("publish-unproved").
     """
-    slack = SLACK.get(dtype, SLACK[torch.bfloat16])
-    trained, served = trainer - trainer_base, rollout - rollout_base
-    if not bool(torch.isfinite(rollout).all() and torch.isfinite(trainer).all()):
+    slack = _slack(dtype)
+    if not all(map(math.isfinite, (*trainer, *rollout))):
         raise PolicyFailure("publish-unproved", "the probe's log-probabilities are not finite")
+    trained, served = _change(trainer, trainer_base), _change(rollout, rollout_base)
     size = _rms(trained)
     for what, apart, allowed in (
-        ("on average", abs(float(served.mean() - trained.mean())), max(slack.mean, slack.share / 4 * size)),
-        ("a token", _rms(served - trained), max(slack.token, slack.share * size)),
+        ("on average", abs(mean(served) - mean(trained)), max(slack.mean, slack.share / 4 * size)),
+        ("a token", _rms(_change(served, trained)), max(slack.token, slack.share * size)),
     ):
         if apart > allowed:
             raise PolicyFailure(
                 "publish-unproved",
-                f"probe: trainer {float(trainer.mean()):.4f}, rollouts {float(rollout.mean()):.4f}; "
+                f"probe: trainer {mean(trainer):.4f}, rollouts {mean(rollout):.4f}; "
                 f"their changes differ by {apart:.4f} {what}, more than {allowed:.4f}",
             )
 
 
-def _rms(x: Tensor) -> float:
-    return float(x.square().mean().sqrt())
+def prove_change(
+    trainer: Sequence[float],
+    rollout: Sequence[float],
+    trainer_before: Sequence[float],
+    rollout_before: Sequence[float],
+    dtype: str,
+    since: str,
+) -> None:
+    """For weights that can't be read: what moved the trainer's probe since an earlier version moved the server's too.
+
+    What is loaded without effect, or not loaded at all, leaves the server's probe exactly where it was. Raises
+    PolicyFailure("publish-unproved").
+    """
+    trained, served = _change(trainer, trainer_before), _change(rollout, rollout_before)
+    size = _rms(trained)
+    if size > FELT and not any(served):
+        raise PolicyFailure(
+            "publish-unproved",
+            f"the server still gives exactly the log-probabilities of {since}: what it loaded has no effect",
+        )
+    if size > CLEAR * _slack(dtype).token / math.sqrt(len(trained)):
+        held = sum(s * t for s, t in zip(served, trained, strict=True)) / sum(t * t for t in trained)
+        if not BAND[0] <= held <= BAND[1]:
+            raise PolicyFailure("publish-unproved", f"the server holds {held:.0%} of the change since {since}")
+
+
+def prove_same_base(trainer: Sequence[float], rollout: Sequence[float], dtype: str) -> None:
+    """Both sides' base models are the same one: the probe is apart by rounding alone.
+
+    The two compute in other kernels, so that this is wider than what a change is held to. Raises
+    PolicyFailure("server-unfit").
+    """
+    slack, apart = _slack(dtype), _change(rollout, trainer)
+    if abs(mean(apart)) > 3 * slack.mean or _rms(apart) > 3 * slack.token:
+        raise PolicyFailure(
+            "server-unfit",
+            f"the server's base model is not the trainer's: the probe has {mean(rollout):.4f} there and "
+            f"{mean(trainer):.4f} here, a token apart by {_rms(apart):.4f}",
+        )
 
 
 def prove_weights(moved: float, asked: float) -> None:
@@ -73,3 +117,19 @@ def prove_weights(moved: float, asked: float) -> None:
         return
     if not BAND[0] <= moved / asked <= BAND[1]:
         raise PolicyFailure("publish-unproved", f"the served weights hold {moved / asked:.0%} of the adapter's change")
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _change(now: Sequence[float], before: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(now, before, strict=True)]
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(v * v for v in values) / len(values))
+
+
+def _slack(dtype: str) -> Slack:
+    return SLACK.get(dtype, SLACK["bfloat16"])

@@ -22,6 +22,10 @@ class PolicyFailure(Exception):
         self.detail = detail
 
 
+class CallLost(PolicyFailure):
+    """One call was lost with the server that had it, and the policy goes on: its episode is `invalid`, no other."""
+
+
 class PolicyInfo(Struct):
     """What was loaded. `base_hash` is the hash of the base weights: it is also the hash of theta-0000."""
 

@@ -31,6 +31,8 @@ class Load(Ask, tag="load"):
     dtype: str
     fast: bool
     pack_nodes: int
+    sample: bool = True
+    """False: servers sample, and no weights are held for it here; then `Advance` is refused."""
 
 
 class Advance(Ask, tag="advance"):
@@ -70,7 +72,11 @@ class Reply(Struct, tag_field="reply", kw_only=True):
 
 
 class Loaded(Reply, tag="loaded"):
+    """`probe` is the text that proves a version, as ids; `base` what the trainer gives it (where servers sample)."""
+
     info: PolicyInfo
+    probe: list[int] = []
+    base: list[float] = []
 
 
 class Rows(Reply, tag="rows"):
@@ -88,11 +94,15 @@ class TrainDone(Reply, tag="trained"):
 
 
 class Published(Reply, tag="published"):
+    """`probe`: the trainer's log-probabilities of the probe, where servers are still to prove theirs."""
+
     publication: Publication
+    probe: list[float] = []
 
 
 class Restored(Reply, tag="restored"):
     hash: str
+    probe: list[float] = []
 
 
 class Failed(Reply, tag="failed"):

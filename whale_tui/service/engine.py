@@ -33,10 +33,11 @@ from whale_tui.loop import retention
 from whale_tui.loop.alternation import Test
 from whale_tui.loop.run import Run
 from whale_tui.loop.words import words
-from whale_tui.policy import source
+from whale_tui.policy import engines, source
 from whale_tui.policy.chat import ChatTokenizer
-from whale_tui.policy.client import TransformersEngine
-from whale_tui.policy.protocol import PolicyFailure
+from whale_tui.policy.protocol import PolicyEngine, PolicyFailure
+from whale_tui.policy.vllm import status
+from whale_tui.policy.vllm.engine import VllmEngine
 from whale_tui.proposers import sessions
 from whale_tui.proposers.base import Proposer
 from whale_tui.proposers.turns import Turns
@@ -100,6 +101,9 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
     main_task = asyncio.current_task()
     loop = asyncio.get_running_loop()
     run: Run | None = None
+    policy: PolicyEngine | None = None
+    latest = Activity(doing="starting")
+    early: list[str] = []
 
     def stop(name: str) -> None:
         log.info("%s: stopping", name)
@@ -118,6 +122,11 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
                 log.info("%s", words(event))
             if sinks is not None and run is not None:
                 sinks.feed(run.state)
+        else:
+            if isinstance(policy, VllmEngine):
+                what.servers, what.gpus = policy.status(), status.gpus()
+            nonlocal latest
+            latest = what
         server.publish(what)
 
     def note(text: str) -> None:
@@ -132,10 +141,11 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
     def keep(text: str) -> None:
         if run is not None and run.state.status in ("running", "paused"):
             run.record(r.Warned(text=text))
+        elif run is None or run.state.settings is None:  # said before the run is there to keep it
+            early.append(text)
 
     sinks: Sinks | None = None
     journal: Journal | None = None
-    policy: TransformersEngine | None = None
     domain: domains.base.Domain | None = None
     try:
         note("reading the domain and the journal")
@@ -154,10 +164,9 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
         await asyncio.to_thread(sessions.end_all, rundir.proposer)
         path = await asyncio.to_thread(source.resolve, config.model.name, note)
         _keep_tokenizer(rundir, path)
-        policy = TransformersEngine(
-            path, device=config.model.device, lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
-            max_rows=config.rollout.max_rows, seed=config.run.seed, log_path=rundir.worker_log, on_note=note,
-        )  # fmt: skip
+        policy = engines.build(
+            config, path, rundir.worker_log, on_note=note, on_warning=warn, on_status=lambda: emit(latest)
+        )
         note(f"loading {config.model.name}")
         policy_info = await policy.start()
         log.info("model %s on %s (%s)%s", path, policy_info.device, policy_info.compute_dtype,
@@ -171,6 +180,8 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
             return
         sinks = Sinks(config, rundir, warn)
         run.begin(os.getpid())
+        for text in early:
+            keep(text)
         _say_once(run, proposer)
         _forecast(run, policy_info.trained_parameters)
         await run.run()

@@ -93,6 +93,11 @@ def make_paths_absolute(resolved: config.Resolved) -> None:
         domain.options = absolute(domain.name, domain.options, own if is_own else None, resolved.folder)
     if is_own:
         domain.name = str(own.resolve())
+    python = resolved.config.vllm.python
+    for start in (resolved.folder, Path.cwd()):
+        if "/" in python and (start / python).exists():  # absolute, not resolved: a link would lead out of its venv
+            resolved.config.vllm.python = str((start / python).absolute())
+            break
     if (resolved.folder / model.name).is_dir():
         model.name = str((resolved.folder / model.name).resolve())
 

@@ -11,6 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from whale_tui.policy.vllm.status import GpuStatus, ServerStatus
+
 MAX_LINE = 16 * 1024 * 1024
 """Bytes of one line. The engine closes a connection that sends more."""
 
@@ -63,6 +65,9 @@ class Activity(Struct, tag="activity"):
     tokens_per_second: float = 0.0
     tail: list[str] = []
     """The last lines of what runs (a proposer's session), newest last."""
+    servers: list[ServerStatus] = []
+    gpus: list[GpuStatus] = []
+    """Under vLLM: the servers and this machine's GPUs."""
 
 
 class CommandReply(Struct, tag="reply"):

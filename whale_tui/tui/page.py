@@ -122,7 +122,12 @@ class Page(Screen[None]):
         session = self.app.session
         if session is None:
             return Context(self.NAME)
-        return Context(self.NAME, session.state, session.client.live, self.candidate)
+        return Context(self.NAME, session.state, session.client.live, self.candidate, self.has_servers)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether this page has a pane of servers now."""
+        return False
 
     @property
     def candidate(self) -> str:

@@ -15,13 +15,15 @@ from whale_tui.tui.look import Look
 from whale_tui.tui.page import Page
 from whale_tui.tui.panes import Candidates, Events, Harness, Pane, Patience, Success, View
 from whale_tui.tui.plain import line
+from whale_tui.tui.servers import Servers
 
-PANES = ("success", "patience", "harness", "candidates", "events")
+PANES = ("success", "patience", "harness", "candidates", "events", "servers")
 TABS = {
     "overview": ("success", "patience"),
     "harness": ("harness",),
     "candidates": ("candidates",),
     "events": ("events",),
+    "servers": ("servers",),
 }
 
 
@@ -30,7 +32,7 @@ class Tabs(Widget):
 
     def __init__(self, look: Look) -> None:
         super().__init__(id="tabs")
-        self.look, self.current = look, "overview"
+        self.look, self.current, self.servers = look, "overview", False
 
     def restyle(self, look: Look) -> None:
         self.look = look
@@ -42,7 +44,8 @@ class Tabs(Widget):
             self.refresh()
 
     def _labels(self) -> list[tuple[str, str]]:
-        return [(tab, f" {PANES.index(panes[0]) + 1} {tab} ") for tab, panes in TABS.items()]
+        shown = [(tab, panes) for tab, panes in TABS.items() if tab != "servers" or self.servers]
+        return [(tab, f" {PANES.index(panes[0]) + 1} {tab} ") for tab, panes in shown]
 
     def render(self) -> Content:
         look = self.look
@@ -66,6 +69,16 @@ class RunPage(Page):
     def __init__(self, look: Look) -> None:
         super().__init__(look)
         self.pane, self.maximised, self.diff, self.beside = "success", False, False, False
+        self.served = False
+
+    @property
+    def has_servers(self) -> bool:
+        return self.served
+
+    @property
+    def panes(self) -> tuple[str, ...]:
+        """The panes of this run: servers where it has any."""
+        return PANES if self.served else PANES[:-1]
 
     def body(self) -> ComposeResult:
         yield Tabs(self.look)
@@ -80,7 +93,7 @@ class RunPage(Page):
 
     def on_mount(self) -> None:
         layout = self.app.layout
-        self.pane = layout.pane if layout.pane in PANES else "success"
+        self.pane = layout.pane if layout.pane in self.panes else "success"
         self.maximised, self.beside = layout.maximised, layout.beside
         self.query_one(Candidates).best_first = layout.best_first
         self._arrange()
@@ -92,11 +105,14 @@ class RunPage(Page):
     def _arrange(self) -> None:
         """Which panes are in sight: all, those of a tab, or the maximised one."""
         tab = next(tab for tab, panes in TABS.items() if self.pane in panes)
-        shown = (self.pane,) if self.maximised else TABS[tab] if self.narrow else PANES
+        shown = (self.pane,) if self.maximised else TABS[tab] if self.narrow else self.panes
         self.set_class(self.narrow, "-narrow")
         self.set_class(self.maximised, "-maximised")
         self.set_class(len(shown) == 1, "-solo")
         tabs = self.query_one(Tabs)
+        if tabs.servers != self.served:
+            tabs.servers = self.served
+            tabs.refresh()
         tabs.display = self.narrow and not self.maximised
         tabs.choose(tab)
         for pane in self.query(Pane):
@@ -130,7 +146,7 @@ class RunPage(Page):
 
     def focusable_panes(self) -> list[Lines]:
         """Every pane in reading order: in tabs, the hidden ones too."""
-        return [self.query_one(f"#{pane}", Lines) for pane in PANES]
+        return [self.query_one(f"#{pane}", Lines) for pane in self.panes]
 
     # -------------------------------------------------------------------------------------------------- showing
 
@@ -144,6 +160,11 @@ class RunPage(Page):
         return candidates.under_cursor if seen else ""
 
     def show(self, view: View) -> None:
+        activity = view.session.client.activity
+        if activity is not None and activity.servers and not self.served:
+            self.served = True
+            self.query_one("#right").mount(Servers(self.look, id="servers"))
+            self._arrange()
         candidates = self.query_one(Candidates)
         candidates.offer(view)
         super().show(
@@ -170,6 +191,9 @@ class RunPage(Page):
 
     def do_pane_events(self) -> None:
         self._go("events")
+
+    def do_pane_servers(self) -> None:
+        self._go("servers")
 
     def do_maximise(self) -> None:
         self.maximised = not self.maximised

@@ -1,0 +1,34 @@
+"""The policy engine that a config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from whale_tui.config import Config
+from whale_tui.policy.client import TransformersEngine
+from whale_tui.policy.vllm.engine import VllmEngine
+
+
+def build(
+    config: Config,
+    model: Path,
+    log_path: Path,
+    *,
+    on_note: Callable[[str], None] = lambda text: None,
+    on_warning: Callable[[str], None] = lambda text: None,
+    on_status: Callable[[], None] = lambda: None,
+) -> TransformersEngine | VllmEngine:
+    """model: folder of the base model. log_path: the worker's log; those of servers are beside it. The three functions
+    hear of progress, of what belongs into the journal, and that `VllmEngine.status` has changed.
+    """
+    servers = config.rollout.engine == "vllm"
+    worker = TransformersEngine(
+        model, device=config.model.device, lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
+        max_rows=config.rollout.max_rows, seed=config.run.seed, log_path=log_path, sample=not servers, on_note=on_note,
+    )  # fmt: skip
+    if not servers:
+        return worker
+    return VllmEngine(
+        worker, config, model, log_path.parent, on_note=on_note, on_warning=on_warning, on_status=on_status
+    )
