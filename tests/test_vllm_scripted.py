@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,10 @@ import pytest
 from tests.letters import domain as letters
 from tests.scripted import write_tokenizer
 from tests.vllm_server import CONTEXT, ScriptedServer, base_logprobs, moved_logprobs
+from whale_tui import config as configuration
 from whale_tui.config import Config, Rollout, Vllm
+from whale_tui.doctor import servers as doctor_servers
+from whale_tui.doctor.checkup import Checkup
 from whale_tui.loop.rollouts import Job, Rollouts, Subject, Where
 from whale_tui.policy import proof
 from whale_tui.policy.chat import ChatTokenizer
@@ -475,3 +479,36 @@ async def test_a_client_does_not_follow_the_environment(monkeypatch: pytest.Monk
     assert await client.healthy()
     await client.close()
     await server.kill()
+
+
+# ---------------------------------------------------------------------------------------------------------- the doctor
+
+
+def visited(tmp_path: Path, *overrides: str) -> Checkup:
+    (tmp_path / "run.toml").write_text('[rollout]\nengine = "vllm"\n')
+    return Checkup(configuration.load(tmp_path / "run.toml", overrides), tmp_path)
+
+
+async def test_the_doctor_says_what_keeps_servers_from_serving(tmp_path: Path) -> None:
+    async def found(*overrides: str) -> Any:
+        finding = await doctor_servers.vllm(visited(tmp_path, *overrides))
+        assert finding is not None
+        return finding.level, finding.text, finding.mend
+
+    level, text, mend = await found('vllm.python="/nowhere/python"')
+    assert (level, "there is no /nowhere/python" in text, "environment of its own" in mend) == ("fail", True, True)
+    level, text, _ = await found(f'vllm.python="{sys.executable}"')
+    assert level == "fail" and "has no vLLM" in text
+    level, text, mend = await found("model.lora_rank=600")
+    assert level == "fail" and "512" in text
+    level, text, _ = await found("model.lora_rank=64", "vllm.max_lora_rank=16")
+    assert level == "fail" and "vllm.max_lora_rank = 16 holds no adapter" in text
+    server = await ScriptedServer().start()
+    external = ('vllm.mode="external"', f'vllm.urls=["{server.url}"]')
+    assert (await found(*external))[0] == "ok"
+    await server.kill()
+    level, text, _ = await found(*external)
+    assert level == "fail" and server.url in text
+    with pytest.raises(configuration.ConfigError, match=r"vllm\.urls"):
+        await found('vllm.mode="external"')
+    assert await doctor_servers.vllm(visited(tmp_path, "rollout.engine=transformers")) is None

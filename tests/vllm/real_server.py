@@ -16,7 +16,9 @@ import pytest
 import pytest_asyncio
 
 from tests.tiny import real_model
-from whale_tui.config import Config, Vllm
+from whale_tui.config import Config, Vllm, load
+from whale_tui.doctor.checkup import Checkup
+from whale_tui.doctor.servers import servers
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.client import TransformersEngine
 from whale_tui.policy.protocol import CallLost, PolicyFailure, SampleRequest, TrainRequest, TrainSample
@@ -148,6 +150,17 @@ async def test_publish_a_then_b_and_b_is_served(real: Real) -> None:
     loaded = [model["id"] for model in await real.server().http.models() if model.get("parent")]
     assert len(loaded) == 1 and loaded[0].startswith("theta-0002"), "the version before is unloaded"
     assert real.server().can_reset
+
+
+async def test_the_doctor_finds_both_sides_equal(real: Real) -> None:
+    """Template, ids, log-probabilities, and a trial version from training to proof."""
+    await real.base()
+    (real.folder / "run.toml").write_text('[rollout]\nengine = "vllm"\n')
+    visit = Checkup(load(real.folder / "run.toml"), real.folder)
+    visit.known_model, visit.known_chat, visit.policy = real.model, real.tokenizer, real.engine
+    finding = await servers(visit)
+    assert finding is not None and finding.level == "ok", finding
+    assert "proved a trial version" in finding.text and "vLLM 0." in finding.shown[0]
 
 
 async def test_an_adapter_without_effect_is_caught(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
