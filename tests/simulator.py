@@ -240,9 +240,11 @@ class Simulator:
                 )
             )  # fmt: skip
             return
+        got = self.world.batch(self, harness, episodes, purpose)
         score = Score(
             policy=s.policy, policy_hash=s.policy_hash, harness_hash=s.harnesses[harness].source_hash, tasks_hash="d",
-            sampling=Sampling(), batch=self.world.batch(self, harness, episodes, purpose), segment="s",
+            sampling=Sampling(), batch=got, segment="s",
+            results={f"t{n}": [float(n < got.accepted)] for n in range(got.episodes)},
         )  # fmt: skip
         self.record(r.CandidateScored(harness=harness, iteration=s.iteration + 1, score=score, purpose=purpose))
 

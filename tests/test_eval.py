@@ -80,7 +80,9 @@ def test_the_best_pair_is_the_best_seen_and_an_evaluation_keeps_its_label() -> N
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A run that is asked for a pair while it goes on, to its end; and what the asking printed. It is paused first, so
+    that the wish surely meets a live engine."""
     folder = tmp_path_factory.mktemp("eval")
     with pytest.MonkeyPatch.context() as patch:
         for key, value in environment(folder).items():
@@ -88,8 +90,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         config = write_config(
             folder, run__cycles=1, run__first_phase="weight", test__samples=1, test__at="ends", sinks__tensorboard=True
         )
-        cli("run", str(config), "--headless", folder=folder)
-        yield folder
+        cli("run", str(config), "--detach", folder=folder)
+        run, said = RunDir(folder / "runs" / "tiny"), list[str]()
+        wait_for(lambda: run.journal.exists() and state_of(run).settings, what="the run's start")
+        wait_for(lambda: command(run, "pause").ok, what="the pause")
+        words = ("eval", "tiny", "--pair", "start", "--samples", "4")
+        asking = threading.Thread(target=lambda: said.append(cli(*words, folder=folder).stdout))
+        asking.start()
+        wait_for(lambda: state_of(run).wanted, what="the wish")
+        assert command(run, "resume").ok
+        asking.join(60)
+        wait_for(lambda: state_of(run).status == "finished" and not run.is_locked(), what="the end")
+        yield folder, said[0]
+
+
+@pytest.fixture
+def folder(live: tuple[Path, str]) -> Path:
+    return live[0]
+
+
+def test_a_run_that_goes_on_is_asked_and_measures_at_its_next_safe_point(live: tuple[Path, str]) -> None:
+    run = RunDir(live[0] / "runs" / "tiny")
+    assert "once the run is resumed" in live[1] and "theta-0000 x h0000: mean@4" in live[1]
+    (test,) = [e for e in events_of(run) if isinstance(e, r.TestScored) and e.score.label == "eval"]
+    assert (test.score.policy, test.score.harness, test.score.samples) == ("theta-0000", "h0000", 4)
+    assert [p.phase for p in state_of(run).phases] == ["weight", "harness"]
 
 
 def test_a_run_that_has_ended_is_measured_by_an_engine_of_its_own(folder: Path) -> None:
@@ -97,7 +122,7 @@ def test_a_run_that_has_ended_is_measured_by_an_engine_of_its_own(folder: Path) 
     before, state = events_of(run), state_of(run)
     pair = f"{state.policy},{state.harness}"
     asked = ("eval", "tiny", "--pair", "start", "--pair", pair)
-    out = json.loads(cli(*asked, "--samples", "3", "--json", folder=folder).stdout)
+    out = json.loads(cli(*asked, "--samples", "6", "--json", folder=folder).stdout)
     assert not run.is_locked()
     events = events_of(run)
     assert essence(events[: len(before)]) == essence(before)
@@ -106,7 +131,7 @@ def test_a_run_that_has_ended_is_measured_by_an_engine_of_its_own(folder: Path) 
     assert [e.score.label for e in made if isinstance(e, r.TestScored)] == ["eval", "eval"]
     assert state_of(run).status == "finished" and state_of(run).policy == state.policy
     assert [(o["policy"], o["harness"], o["samples"], o["tasks"]) for o in out] == [
-        ("theta-0000", "h0000", 3, 6), (state.policy, state.harness, 3, 6)
+        ("theta-0000", "h0000", 6, 6), (state.policy, state.harness, 6, 6)
     ]  # fmt: skip
     first, second = (e.score for e in made if isinstance(e, r.TestScored))
     gap = out[1]["against_first"]
@@ -121,13 +146,14 @@ def test_a_run_that_has_ended_is_measured_by_an_engine_of_its_own(folder: Path) 
     ]
     assert journal.rewards(made[0].segment).keys() == {f"test-{n}" for n in range(6)}  # type: ignore[union-attr]
     journal.close()
-    assert chances[2] == chances[3] and len(set(chances[2].values())) == 18, "the same chances for every pair"
-    for scheduled in chances[:2]:
-        assert scheduled.items() <= chances[2].items(), "the run's own tests too, whenever they were made"
+    assert chances[-1] == chances[-2] and len(set(chances[-1].values())) == 36, "the same chances for every pair"
+    assert len(chances) == 5
+    for earlier in chances[:-2]:
+        assert earlier.items() <= chances[-1].items(), "in the run's own tests too, whenever they were made"
 
     again = cli(*asked, "--samples", "2", folder=folder)
     assert len(events_of(run)) == len(events), "a pair with as many samples is not measured again"
-    assert "mean@3" in again.stdout and "tasks better" in again.stdout
+    assert "mean@6" in again.stdout and "tasks better" in again.stdout
 
 
 def test_what_cannot_be_measured_is_refused(folder: Path) -> None:
@@ -137,30 +163,6 @@ def test_what_cannot_be_measured_is_refused(folder: Path) -> None:
         (("tiny", "--samples", "0"), 2, "from 1 to"),
     ):
         assert says in cli("eval", *words, folder=folder, check=status).stderr
-
-
-def test_a_run_that_goes_on_is_asked_and_its_decisions_stay_the_same(folder: Path) -> None:
-    """It is paused at once, so that the wish surely meets a live engine, and goes on when the wish is in."""
-    config = folder / "tiny.toml"
-    cli("run", str(config), "--set", "run.name=live", "--detach", folder=folder)
-    run = RunDir(folder / "runs" / "live")
-    wait_for(lambda: run.journal.exists() and state_of(run).settings, what="the run's start")
-    wait_for(lambda: command(run, "pause").ok, what="the pause")
-    said: list[str] = []
-    asking = threading.Thread(
-        target=lambda: said.append(cli("eval", "live", "--pair", "start", "--samples", "4", folder=folder).stdout)
-    )
-    asking.start()
-    wait_for(lambda: state_of(run).wanted, what="the wish")
-    assert command(run, "resume").ok
-    asking.join(60)
-    assert "mean@4" in said[0] and "once the run is resumed" in said[0]
-    wait_for(lambda: state_of(run).status == "finished" and not run.is_locked(), what="the end")
-    (test,) = [e for e in events_of(run) if isinstance(e, r.TestScored) and e.score.label == "eval"]
-    assert (test.score.policy, test.score.samples) == ("theta-0000", 4)
-    steered = r.CommandTaken | r.TestScored
-    alone = [e for e in events_of(RunDir(folder / "runs" / "tiny")) if not isinstance(e, steered)]
-    assert essence([e for e in events_of(run) if not isinstance(e, steered)]) == essence(alone)
 
 
 def test_an_engine_feeds_the_sinks_that_its_config_names(folder: Path) -> None:

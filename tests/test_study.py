@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.engines import cli, environment, state_of, wait_for, write_config
+from tests.simulator import Simulator, World, batch
 from whale_tui import diagnose, study
 from whale_tui.config import ConfigError, load
 from whale_tui.diagnose import Gain, decide
+from whale_tui.journal import Journal
+from whale_tui.loop.state import RunState
+from whale_tui.records import Batch
 from whale_tui.rundir import RunDir
 
 ROOT = Path(__file__).parent.parent
@@ -99,30 +103,57 @@ def test_a_study_that_is_killed_goes_on_and_runs_nothing_twice(folder: Path) -> 
     assert "was started with another config" in other.stderr
 
 
-def test_a_diagnosis_runs_both_halves_from_the_start(folder: Path) -> None:
-    words = ("diagnose", str(folder / "tiny.toml"), "--out", str(folder / "diagnosis"), "--json")
-    out = cli(*words, "--set", "harness.candidates=1", folder=folder).stdout
-    search, training = (RunDir(folder / "diagnosis" / "runs" / name) for name in ("search", "training"))
-    found = diagnose.read(search, training)
-    assert found.half in out and found.words in out
-    searched, trained = state_of(search), state_of(training)
+# ---------------------------------------------------------------------------------------------------- the diagnosis
+
+
+class Rates(World):
+    """How good each harness is under each policy; fresh episodes of a winner are worse than those that made it one."""
+
+    def __init__(self, found: float, fresh: float, trained: float) -> None:
+        super().__init__()
+        self.found, self.fresh, self.trained_rate = found, fresh, trained
+
+    def batch(self, sim: Simulator, harness: str, episodes: int, purpose: str) -> Batch:
+        rate = self.trained_rate if sim.state.policy != "theta-0000" else 0.2
+        if harness == "h0003":
+            rate = self.fresh if purpose == "confirm" else self.found
+        return batch(episodes, round(episodes * rate))
+
+
+def simulated(path: Path, planned: study.Planned, world: World) -> RunDir:
+    """The run that a plan means, by the real alternation, in a journal."""
+    config = load(ROOT / "sample_configs" / "quickstart.toml", planned.overrides).config
+    sim = Simulator(config, world, {"weight": 4096, "harness": 40, "test": 10}).run()
+    run = RunDir(path)
+    run.create()
+    journal = Journal(run.journal)
+    journal.commit(sim.events)
+    journal.close()
+    return run
+
+
+def diagnosed(folder: Path, world: World, steps: int | None = None) -> tuple[diagnose.Diagnosis, RunState, RunState]:
+    settings = load(ROOT / "sample_configs" / "quickstart.toml").config
+    search = simulated(folder / "search", diagnose.search_plan(settings, []), world)
+    training = simulated(folder / "training", diagnose.training_plan(settings, [], state_of(search), steps), world)
+    return diagnose.read(search, training), state_of(search), state_of(training)
+
+
+def test_a_diagnosis_is_a_search_and_a_training_from_the_start(tmp_path: Path) -> None:
+    found, searched, trained = diagnosed(tmp_path, Rates(found=0.9, fresh=0.7, trained=0.225))
     assert [(p.phase, len(p.signal)) for p in searched.phases] == [("harness", diagnose.ITERATIONS)]
-    assert [p.phase for p in trained.phases] == ["weight", "harness"] and trained.harness == "h0000"
-    assert len(trained.phases[0].signal) == 2, "as many steps as the config's weight phases have"
-    assert searched.policy == "theta-0000" and not searched.tests and not trained.tests
-    base = searched.harnesses["h0000"].scores[searched.policy_hash].results
-    after = trained.harnesses["h0000"].scores[trained.policy_hash].results
-    assert found.weight.points == pytest.approx(100 * (_mean(after) - _mean(base)))
-    assert found.weight.episodes == trained.ledger["weight/train"].episodes == 16
-    if searched.harness == "h0000":
-        assert found.harness.points == 0.0
-    else:
-        fresh = searched.harnesses[searched.harness].confirms[searched.policy_hash].results
-        assert found.harness.points == pytest.approx(100 * (_mean(fresh) - _mean(base)))
+    assert [(p.phase, len(p.signal)) for p in trained.phases] == [("weight", 2), ("harness", 1)]
+    assert searched.policy == "theta-0000" and trained.harness == "h0000" and not searched.tests + trained.tests
+    assert found.half == "harness-limited"
+    assert found.harness.points == pytest.approx(50), "of its fresh episodes, not of those that made it the winner"
+    assert found.harness.episodes == sum(searched.ledger[f"harness/{p}"].episodes for p in ("search", "smoke"))
+    assert found.weight.points == pytest.approx(2.5) and found.weight.episodes == 2 * 128
 
 
-def _mean(results: dict[str, list[float]]) -> float:
-    return sum(sum(v) / len(v) for v in results.values()) / len(results)
+def test_a_search_that_finds_nothing_gained_nothing(tmp_path: Path) -> None:
+    found, searched, trained = diagnosed(tmp_path, Rates(found=0.1, fresh=0.1, trained=0.8), steps=3)
+    assert searched.harness == "h0000" and found.harness.points == 0.0
+    assert len(trained.phases[0].signal) == 3 and found.half == "weight-limited"
 
 
 # ------------------------------------------------------------------------------------------------------------- the rule
