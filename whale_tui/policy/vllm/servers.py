@@ -243,10 +243,10 @@ class Servers:
             raise PolicyFailure("publish-unproved", f"{http.url} does not empty its prefix cache")
         served = await http.probe(name, self._salt(name), self.probe_ids)
         proof.prove_probe(version.probe, served, self.trainer_base, server.base, self.dtype)
-        proof.prove_change(version.probe, served, self.trainer_base, server.base, self.dtype, "the base model")
+        proof.prove_change(version.probe, served, self.trainer_base, server.base, "the base model")
         if server.before is not None:
             since, trainer_before, served_before = server.before
-            proof.prove_change(version.probe, served, trainer_before, served_before, self.dtype, since)
+            proof.prove_change(version.probe, served, trainer_before, served_before, since)
         server.before = (version.name, version.probe, served)
         server.apart = proof.mean(served) - proof.mean(version.probe)
         server.model, server.version, server.state, server.note = name, version.name, "serving", ""
