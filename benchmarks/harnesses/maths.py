@@ -21,11 +21,11 @@ EXAMPLES = [
     ("Dan paid $ 3.25 for a sandwich and $ 1.50 for a drink. How much did Dan spend ?", "3.25 + 1.50 = 4.75"),
     ("There are 96 chairs in 8 equal rows. How many chairs are in each row ?", "96 / 8 = 12"),
     (
-        "Fred bought 4 packs of cards with 6 cards in each pack. He already had 15 cards. How many cards does he have now ?",
-        "4 * 6 + 15 = 39",
+        "Fred had 15 cards and bought 4 packs with 6 cards in each pack. How many cards does he have now ?",
+        "15 + 4 * 6 = 39",
     ),
     (
-        "There were 85 stamps in the album. Keith added more stamps. There are now 121 stamps in the album. How many did Keith add ?",
+        "There were 85 stamps in the album. There are now 121 stamps. How many did Keith add ?",
         "121 - 85 = 36",
     ),
 ]
