@@ -156,6 +156,8 @@ class HeldPolicy:
         except Exception:
             self._settle()
             raise
+        finally:
+            self._give_back()
         return wire.TrainDone(number=ask.number, trained=done)
 
     def _clear(self) -> None:
@@ -236,7 +238,14 @@ class HeldPolicy:
 
     def _told(self) -> list[float]:
         """What servers have to give the probe, where they sample."""
-        return [] if self._ask.sample else self._need_trainer().probe(self._probe).tolist()
+        told = [] if self._ask.sample else self._need_trainer().probe(self._probe).tolist()
+        self._give_back()
+        return told
+
+    def _give_back(self) -> None:
+        """Servers that sleep on this GPU are about to wake: what torch keeps of it for later is theirs."""
+        if not self._ask.sample and self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _prove_weights(self, deltas: dict[str, Callable[[], torch.Tensor]]) -> float:
         """Compare the served weights of some modules, spread over the depth, with base + delta. Returns the share

@@ -19,6 +19,8 @@ from whale_tui.policy.vllm.client import Client
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for; an adapter takes the next one up."""
+SAY_SECONDS = 5.0
+"""Between two words on how the start goes."""
 BASE = "base"
 """Name under which a managed server serves the base model."""
 
@@ -113,7 +115,7 @@ class ManagedServer:
                     "server-died",
                     f"vLLM server {self.number} was not up after {spent:.0f} s (vllm.health_seconds); see {self.log}",
                 )
-            if time.monotonic() - said >= 1.0:
+            if time.monotonic() - said >= SAY_SECONDS:
                 said = time.monotonic()
                 note(f"vLLM server {self.number} starts, {spent:.0f} s: {self._last_line()}")
             await asyncio.sleep(0.25)

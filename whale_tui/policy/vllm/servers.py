@@ -19,7 +19,7 @@ from whale_tui.config import Vllm
 from whale_tui.policy import proof
 from whale_tui.policy.protocol import CallLost, PolicyFailure, Sampled, SampleRequest
 from whale_tui.policy.vllm.client import Busy, Client, Lost, Refused, Unreachable
-from whale_tui.policy.vllm.managed import BASE, ManagedServer
+from whale_tui.policy.vllm.managed import BASE, SAY_SECONDS, ManagedServer
 from whale_tui.policy.vllm.status import ServerState, ServerStatus, read_metrics
 from whale_tui.records import Sampling
 
@@ -165,7 +165,7 @@ class Servers:
             if time.monotonic() - start > self.options.health_seconds:
                 await client.close()
                 raise PolicyFailure("server-died", f"no healthy vLLM server at {url}; start one, see docs/vllm.md")
-            if time.monotonic() - said >= 2.0:
+            if time.monotonic() - said >= SAY_SECONDS:
                 said = time.monotonic()
                 self.say(f"waiting for the vLLM server at {url}, {said - start:.0f} s")
             await asyncio.sleep(0.25)
