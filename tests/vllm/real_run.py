@@ -11,22 +11,23 @@ import pytest
 
 from tests.engines import cli, environment, events_of, state_of, wait_for, write_config
 from tests.tiny import real_model
-from tests.vllm.real_server import OPTIONS, PYTHON
+from tests.vllm.real_server import OPTIONS, PYTHON, children
 from whale_tui import records as r
 from whale_tui.rundir import RunDir
 
 
 def server_pids(run: RunDir) -> list[int]:
-    """The API servers that belong to a run, by their command line."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if "serve" in words and "vllm.entrypoints.cli.main" in words and words[0] == str(PYTHON):
-            found.append(int(folder.name))
-    return found
+    """The servers of a run: what its engine's keepers hold."""
+    info = run.engine_info()
+    keepers = [pid for pid in children(info.pid) if "keeper.py" in cmdline(pid)] if info else []
+    return [pid for keeper in keepers for pid in children(keeper)]
+
+
+def cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def test_a_run_alternates_over_a_real_server_and_outlives_its_death(
@@ -52,15 +53,18 @@ def test_a_run_alternates_over_a_real_server_and_outlives_its_death(
         return state_of(run)
 
     wait_for(lambda: run.journal.exists() and state_now().total_steps >= 1, 300, "a first step")
-    for pid in server_pids(run):
-        os.kill(pid, signal.SIGKILL)
+    killed = server_pids(run)
+    assert len(killed) == 1
+    os.kill(killed[0], signal.SIGKILL)
+    again = wait_for(lambda: [pid for pid in server_pids(run) if pid not in killed], 60, "another server")
     wait_for(lambda: state_now().status == "finished", 300, "the end")
     events = events_of(run)
     published = [event for event in events if isinstance(event, r.VersionPublished)]
     assert published and all(abs(event.probe_rollout - event.probe_trainer) < 0.1 for event in published)
     assert any(isinstance(event, r.Warned) and "is back, and has proved" in event.text for event in events)
     assert [phase.phase for phase in state_of(run).phases][:2] == ["weight", "harness"]
-    wait_for(lambda: not server_pids(run), 30, "the end of the server")
+    wait_for(lambda: not run.is_locked(), 60, "the end of the engine")
+    assert killed != again and not Path(f"/proc/{again[0]}").exists(), "a server ends with its run"
     assert re.search(r"\$ .*vllm.entrypoints.cli.main serve", (run.path / "vllm-1.log").read_text())
 
 
