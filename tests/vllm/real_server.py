@@ -66,7 +66,7 @@ class Real:
     async def base(self) -> None:
         await self.engine.restore("theta-0000", None, with_optimizer=False)
 
-    async def learn(self, text: str, answer: str, times: int = 4) -> Any:
+    async def learn(self, text: str, answer: str, times: int = 12) -> Any:
         """Train the answer in, and publish. Returns what was published."""
         sample = TrainSample(self.prompt(text), [*self.tokenizer.encode(answer), self.tokenizer.stop_ids[0]])
         await self.engine.train(TrainRequest(minibatches=[[sample]] * times, learning_rate=2e-3))
@@ -145,7 +145,7 @@ async def test_publish_a_then_b_and_b_is_served(real: Real) -> None:
     assert abs(a.probe_rollout - a.probe_trainer) < 0.002
     with_a = await real.engine.submit(real.call(ASKED[1]))
     assert real.tokenizer.decode(with_a.output_ids).startswith("Zebras") and with_a.output_ids != before.output_ids
-    await real.learn(ASKED[1], "Forty-two owls.", times=6)
+    await real.learn(ASKED[1], "Forty-two owls.", times=16)
     with_b = await real.engine.submit(real.call(ASKED[1]))
     assert real.tokenizer.decode(with_b.output_ids).startswith("Forty"), real.tokenizer.decode(with_b.output_ids)
     loaded = [model["id"] for model in await real.server().http.models() if model.get("parent")]
