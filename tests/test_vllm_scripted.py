@@ -527,4 +527,6 @@ async def test_the_doctor_says_what_keeps_servers_from_serving(tmp_path: Path) -
     assert level == "fail" and server.url in text
     with pytest.raises(configuration.ConfigError, match=r"vllm\.urls"):
         await found('vllm.mode="external"')
+    with pytest.raises(configuration.ConfigError, match="http://host:port"):
+        await found('vllm.urls=["localhost:8000"]')
     assert await doctor_servers.vllm(visited(tmp_path, "rollout.engine=transformers")) is None

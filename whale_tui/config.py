@@ -414,6 +414,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     config = convert(raw, where)
     if config.rollout.engine == "vllm" and config.vllm.mode == "external" and not config.vllm.urls:
         raise ConfigError(f"{where('vllm.mode')}: external servers need their addresses in vllm.urls")
+    for url in config.vllm.urls:
+        if not re.match(r"https?://[^/]", url):
+            raise ConfigError(f"{where('vllm.urls')}: {url!r} is no address; write it as http://host:port")
     if config.run.name in (".", "..") or "/" in config.run.name or "\0" in config.run.name:
         raise ConfigError(f"{where('run.name')}: {config.run.name!r} can't be the name of a folder")
     if not config.run.name:

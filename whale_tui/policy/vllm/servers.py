@@ -374,14 +374,13 @@ class Servers:
         tries = self.options.restarts - server.restarts if server.managed is not None else 1
         for _ in range(max(0, tries)):
             server.restarts += 1
+            while self.asleep:  # the trainer has the GPU
+                await asyncio.sleep(0.2)
             try:
                 await self._bring_up(server)
                 async with self._lock:
                     if self.version is not None:
                         await self._prove(server)
-                    if self.asleep:
-                        await server.http.sleep()
-                        server.state = "asleep"
                 self.warn(f"{server.name} is back, and has proved {server.version}")
                 await self._notify()
                 return
@@ -441,11 +440,12 @@ class Servers:
             if server.silent >= SILENT and not await server.http.healthy():
                 self._down(server, str(trouble))
             return
-        now, before = time.monotonic(), server.metrics.get("tokens")
+        now, before, seen = time.monotonic(), server.metrics.get("tokens"), server.status()
         if before is not None and "tokens" in told and server.looked:
             server.rate = max(0.0, told["tokens"] - before) / (now - server.looked)
         server.metrics, server.looked = told, now
-        self.changed()
+        if server.status() != seen:
+            self.changed()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
