@@ -374,13 +374,16 @@ class Servers:
         tries = self.options.restarts - server.restarts if server.managed is not None else 1
         for _ in range(max(0, tries)):
             server.restarts += 1
-            while self.asleep:  # the trainer has the GPU
+            while self.asleep:  # noqa: ASYNC110 - the trainer has the GPU
                 await asyncio.sleep(0.2)
             try:
                 await self._bring_up(server)
                 async with self._lock:
                     if self.version is not None:
                         await self._prove(server)
+                    if self.asleep:
+                        await server.http.sleep()
+                        server.state = "asleep"
                 self.warn(f"{server.name} is back, and has proved {server.version}")
                 await self._notify()
                 return
