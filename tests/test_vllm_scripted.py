@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -42,6 +45,7 @@ from whale_tui.policy.vllm.status import read_metrics
 from whale_tui.records import Sampling
 
 PROBE = [*range(40, 90)]
+ROOT = Path(__file__).parent.parent
 
 
 class ScriptedTrainer:
@@ -101,7 +105,7 @@ class Bench:
         for server in self.servers:
             await server.start()
         config = Config()
-        config.vllm = Vllm(urls=[server.url for server in self.servers], **self.options)
+        config.vllm = Vllm(devices=[""], urls=[server.url for server in self.servers], **self.options)
         config.rollout.max_context = CONTEXT
         self.engine = VllmEngine(
             self.trainer, config, "m", self.folder, on_warning=self.warnings.append  # type: ignore[arg-type]
@@ -413,6 +417,81 @@ async def test_drop_gives_up_what_is_in_flight(tmp_path: Path) -> None:
         await b.engine.drop()
         assert all(one.cancelled() for one in calls)
         assert b.engine.servers.all[0].in_flight == 0  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------------------------- servers that the run starts
+
+
+def stand_in(folder: Path, script: str = "") -> str:
+    """A python whose vLLM is the scripted server: the real process, keeper and log around it."""
+    file = folder / "python"
+    file.write_text(f'#!/bin/sh\n{script}\ncd {ROOT} && exec {sys.executable} -m tests.vllm_server "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if f"\nPPid:\t{pid}\n" in status.read_text():
+                found.append(int(status.parent.name))
+    return found
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+async def test_a_managed_server_is_started_restarted_and_ended(tmp_path: Path) -> None:
+    async with bench(0, tmp_path, mode="managed", python=stand_in(tmp_path)) as b:
+        await b.publish("theta-0001")
+        keeper = b.engine.servers.all[0].managed.process.pid  # type: ignore[union-attr]
+        (server,) = children(keeper)
+        os.kill(server, signal.SIGKILL)
+        await until(lambda: b.states() == ["down"])
+        assert version_of(await b.engine.submit(call())) == 0.5, "it waits for the server, and for its proof"
+        assert b.engine.status()[0].restarts == 1 and "ended by SIGKILL" in b.warnings[0], b.warnings
+        assert "scripted server: up" in (tmp_path / "vllm-1.log").read_text()
+        keeper = b.engine.servers.all[0].managed.process.pid  # type: ignore[union-attr]
+        (server,) = children(keeper)
+    assert not lives(server)
+
+
+async def test_a_managed_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    broken = stand_in(tmp_path, 'echo "RuntimeError: no kernel for this GPU" >&2; exit 3')
+    made = Bench(0, tmp_path, mode="managed", python=broken)
+    with pytest.raises(PolicyFailure, match="RuntimeError: no kernel for this GPU"):
+        await made.start()
+
+
+async def test_a_server_ends_when_its_engine_is_killed(tmp_path: Path) -> None:
+    """Otherwise it would hold the GPU of the run that is started next."""
+    code = f"""
+import asyncio
+from pathlib import Path
+from whale_tui.config import Vllm
+from whale_tui.policy.vllm.client import Client
+from whale_tui.policy.vllm.managed import ManagedServer
+
+async def main():
+    options = Vllm(python={stand_in(tmp_path)!r}, health_seconds=20)
+    managed = ManagedServer(1, options, "m", Path({str(tmp_path / "log")!r}), rank=8, context=512, devices="")
+    await managed.start(lambda url: Client(url, seconds=2), lambda text: None)
+    print(managed.process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    engine = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+    assert engine.stdout is not None
+    keeper = int(await engine.stdout.readline())
+    (server,) = children(keeper)
+    engine.kill()
+    await engine.wait()
+    await until(lambda: not lives(server) and not lives(keeper))
 
 
 # ------------------------------------------------------------------------------------------------- a GPU that is shared

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def moved_logprobs(ids: list[int], value: float) -> list[float]:
 class ScriptedServer:
     """One server on a port of its own. The attributes are its surprises, off at first."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "scripted") -> None:
+        self.name = name
+        """Of the base model."""
         self.sticky_id = False
         """Every adapter gets the same id: a second one is taken for loaded, and its weights are not read."""
         self.without_effect = False
@@ -105,10 +108,10 @@ class ScriptedServer:
             case "/version":
                 return 200, {"version": "0.0-scripted"}, {}
             case "/v1/models":
-                base = {"id": "scripted", "root": "/models/scripted", "parent": None, "max_model_len": CONTEXT}
+                base = {"id": self.name, "root": "/models/scripted", "parent": None, "max_model_len": CONTEXT}
                 return (
                     200,
-                    {"data": [base, *({"id": n, "root": p, "parent": "scripted"} for n, p in self.names.items())]},
+                    {"data": [base, *({"id": n, "root": p, "parent": self.name} for n, p in self.names.items())]},
                     {},
                 )
             case "/metrics":
@@ -156,7 +159,7 @@ class ScriptedServer:
             writer.transport.abort()
             raise ConnectionResetError
         model, ids = body["model"], body["prompt"]
-        if model != "scripted" and model not in self.names:
+        if model != self.name and model not in self.names:
             return 404, {"error": f"The model `{model}` does not exist."}, {}
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -164,7 +167,7 @@ class ScriptedServer:
             await asyncio.sleep(self.first_token_seconds)
         finally:
             self.at_once -= 1
-        value = self.ids[self.of_name[model]] if model != "scripted" else 0.0
+        value = self.ids[self.of_name[model]] if model != self.name else 0.0
         if body.get("prompt_logprobs") is None:  # those of a prompt are always computed anew
             # As releases before the path was a part of it: a prefix is known by salt, adapter's name and ids.
             value = self.prefixes.setdefault((body.get("cache_salt") or "", model, tuple(ids[:4])), value)
@@ -206,3 +209,15 @@ def _metrics(running: int) -> str:
         f"vllm:num_requests_waiting{labels} 2.0\nvllm:kv_cache_usage_perc{labels} 0.25\n"
         f"vllm:generation_tokens_total{labels} 1.5e+03\n"
     )
+
+
+async def _serve_alone(port: int) -> None:
+    server = ScriptedServer("base")
+    server.port = port
+    await server.start()
+    print("scripted server: up", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":  # in the place of `vllm serve`, with its arguments
+    asyncio.run(_serve_alone(int(sys.argv[sys.argv.index("--port") + 1])))

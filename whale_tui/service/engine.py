@@ -36,8 +36,8 @@ from whale_tui.loop.words import words
 from whale_tui.policy import engines, source
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.protocol import PolicyEngine, PolicyFailure
-from whale_tui.policy.vllm import status
 from whale_tui.policy.vllm.engine import VllmEngine
+from whale_tui.policy.vllm.status import Gpus
 from whale_tui.proposers import sessions
 from whale_tui.proposers.base import Proposer
 from whale_tui.proposers.turns import Turns
@@ -104,6 +104,7 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
     policy: PolicyEngine | None = None
     latest = Activity(doing="starting")
     early: list[str] = []
+    gpus = Gpus()
 
     def stop(name: str) -> None:
         log.info("%s: stopping", name)
@@ -124,7 +125,7 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
                 sinks.feed(run.state)
         else:
             if isinstance(policy, VllmEngine):
-                what.servers, what.gpus = policy.status(), status.gpus()
+                what.servers, what.gpus = policy.status(), gpus()
             nonlocal latest
             latest = what
         server.publish(what)

@@ -20,14 +20,12 @@ from whale_tui.policy import proof
 from whale_tui.policy.protocol import CallLost, PolicyFailure, Sampled, SampleRequest
 from whale_tui.policy.vllm.client import Busy, Client, Lost, Refused, Unreachable
 from whale_tui.policy.vllm.managed import BASE, SAY_SECONDS, ManagedServer
-from whale_tui.policy.vllm.status import ServerState, ServerStatus, read_metrics
+from whale_tui.policy.vllm.status import GLANCE_SECONDS, ServerState, ServerStatus, read_metrics
 from whale_tui.records import Sampling
 
 PAUSE = 0.25
 """Seconds before a refused call is sent again; each further time twice as long, up to LONGEST_PAUSE."""
 LONGEST_PAUSE = 10.0
-GLANCE_SECONDS = 2.0
-"""Between two looks at a server's health and metrics."""
 SILENT = 3
 """Looks in a row without an answer after which a server counts as down."""
 TROUBLE = (Unreachable, Busy, Lost, Refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -39,6 +40,8 @@ class GpuStatus(Struct, frozen=True):
     """Share of the last second in which a kernel ran."""
 
 
+GLANCE_SECONDS = 2.0
+"""Between two looks at what servers and GPUs do."""
 NAMES = {
     "running": ("vllm:num_requests_running",),
     "waiting": ("vllm:num_requests_waiting",),
@@ -61,12 +64,21 @@ def read_metrics(text: str) -> dict[str, float]:
     return told
 
 
-def gpus() -> list[GpuStatus]:
-    """The NVIDIA GPUs of this machine; empty without them, or without the package nvidia-ml-py."""
-    try:
-        return list(_gpus())
-    except Exception:  # the driver's errors have no common class where the package isn't there
-        return []
+class Gpus:
+    """The NVIDIA GPUs of this machine, asked for once in GLANCE_SECONDS at most."""
+
+    def __init__(self) -> None:
+        self._asked, self._told = -GLANCE_SECONDS, list[GpuStatus]()
+
+    def __call__(self) -> list[GpuStatus]:
+        """Empty without GPUs, or without the package nvidia-ml-py."""
+        if time.monotonic() - self._asked >= GLANCE_SECONDS:
+            self._asked = time.monotonic()
+            try:
+                self._told = list(_gpus())
+            except Exception:  # the driver's errors have no common class where the package isn't there
+                self._told = []
+        return self._told
 
 
 def _gpus() -> Iterator[GpuStatus]:
