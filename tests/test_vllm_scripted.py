@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ from whale_tui.policy.vllm import servers as pool
 from whale_tui.policy.vllm.client import Client, sampling_body
 from whale_tui.policy.vllm.engine import VllmEngine
 from whale_tui.policy.vllm.managed import command, room_for
-from whale_tui.policy.vllm.status import read_metrics
+from whale_tui.policy.vllm.status import Gpus, GpuStatus, read_metrics
 from whale_tui.records import Sampling
 
 PROBE = [*range(40, 90)]
@@ -609,3 +610,18 @@ async def test_the_doctor_says_what_keeps_servers_from_serving(tmp_path: Path) -
     with pytest.raises(configuration.ConfigError, match="http://host:port"):
         await found('vllm.urls=["localhost:8000"]')
     assert await doctor_servers.vllm(visited(tmp_path, "rollout.engine=transformers")) is None
+
+
+def test_gpus_are_asked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Gpus()() == [], "without the package there is nothing to show"
+    asked: list[int] = []
+    driver = SimpleNamespace(
+        nvmlInit=lambda: asked.append(1), nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=lambda n: n,
+        nvmlDeviceGetMemoryInfo=lambda h: SimpleNamespace(used=30e9, total=80e9),
+        nvmlDeviceGetUtilizationRates=lambda h: SimpleNamespace(gpu=97),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    gpus = Gpus()
+    assert gpus() == gpus() == [GpuStatus(number=0, used_gb=30.0, total_gb=80.0, busy=0.97)]
+    assert len(asked) == 1

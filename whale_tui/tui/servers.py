@@ -24,7 +24,7 @@ class Servers(Pane):
             return ((), ())
         return (
             tuple(_server(server) for server in activity.servers),
-            tuple((g.number, round(g.used_gb, 1), round(g.total_gb), round(g.busy, 1)) for g in activity.gpus),
+            tuple((g.number, round(g.used_gb, 1), round(g.total_gb), round(g.busy * 20) / 20) for g in activity.gpus),
         )
 
     def draw(self, snap: Any, width: int, height: int) -> tuple[Sequence[Content], Sequence[Content]]:
@@ -45,12 +45,14 @@ class Servers(Pane):
         )
         busy = f"{server.running} running {g.dot} {server.waiting} waiting {g.dot} cache {server.kv_cache:.0%}"
         right = line((f"{busy} {g.dot} {server.tokens_per_second:,.0f}/s", look("muted")))
-        if left.cell_length + right.cell_length < width:
+        if server.state != "serving":
+            told = [cut(left, width)]
+        elif left.cell_length + right.cell_length < width:
             told = [sides(left, right, width)]
         else:
             told = [cut(left, width), cut(line("  ").append(right), width)]
         if server.note or server.restarts:
-            restarted = f"started {server.restarts} times again; " if server.restarts else ""
+            restarted = f"started again: {server.restarts}; " if server.restarts else ""
             told.append(line((f"  {plain(restarted + server.note, 300).removesuffix('; ')}", look("warning"))))
         return told
 
