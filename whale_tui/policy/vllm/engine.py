@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +73,7 @@ class VllmEngine:
             options, managed, context=config.rollout.max_context, connect=self._connect, say=self._note,
             warn=self._warn, changed=self._status,
         )  # fmt: skip
+        _allow_files(2048 + len(self.servers.all) * (options.concurrency + 16))
         try:
             await self.servers.start(self.trainer.probe_ids, self.trainer.probe_base, self._dtype())
         except BaseException:
@@ -177,6 +179,14 @@ class VllmEngine:
 
     def status(self) -> list[status.ServerStatus]:
         return [server.status() for server in self.servers.all] if self.servers is not None else []
+
+
+def _allow_files(wanted: int) -> None:
+    """A call in flight is a connection, and many systems allow a process 1,024 files at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _fail(future: asyncio.Future[Sampled], failure: Exception) -> None:
