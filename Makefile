@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "==> the environment is ready"
 
 test: setup  ## every test that needs no GPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 vllm-env: $(VLLM_STAMP)  ## an environment of its own for vLLM, on the CPU: what the tests of the servers run
 

@@ -41,6 +41,7 @@ needs_jail = pytest.mark.skipif(not JAILED, reason=f"no jail here: {WHY}")
 
 def agent(mode: str, *rest: str, use_jail: bool = False, hidden: tuple[Path, ...] = (), **options: Any) -> Agent:
     words = " ".join([sys.executable, str(SCRIPT), mode, *map(str, rest)])
+    options["readable"] = [str(SCRIPT.parent), *options.get("readable", [])]  # the checkout may lie under a mask: /tmp
     config = ProposerConfig(kind="agent", command=words, **{"wall_seconds": 20.0, "idle_seconds": 10.0} | options)
     return Agent(config, use_jail=use_jail, hidden=hidden, after_result=0.3)
 
@@ -529,6 +530,7 @@ def test_a_veto_reaches_the_next_session_of_a_real_engine_and_the_cap_pauses_it(
         tmp_path, run__condition="harness-only", schedule__iterations=5, harness__candidates=1,
         harness__approval="before-eval", test__samples=0, proposer__kind="agent", proposer__max_dollars=0.8,
         proposer__command=f"{sys.executable} {SCRIPT} feedback",
+        proposer__readable=[str(SCRIPT.parent)],
     )  # fmt: skip
     engines.cli("run", str(config), "--detach", folder=tmp_path)
     run = RunDir(tmp_path / "runs" / "tiny")

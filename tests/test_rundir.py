@@ -8,7 +8,9 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -192,10 +194,18 @@ def test_sha256_of_a_file(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ socket
 
 
-async def test_the_socket_is_private(run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    (tmp_path / "runtime" / "whale-tui").mkdir(parents=True, mode=0o755)
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for sockets, whose paths have to be short."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+async def test_the_socket_is_private(run: RunDir, short: Path) -> None:
+    (short / "whale-tui").mkdir(mode=0o755)
     path = socket_path(run)
+    assert path.is_relative_to(short)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700  # also where the folder was there, and open to others
     path.write_text("a socket left by an engine that was killed")
     server = Server("one", path)
@@ -205,10 +215,21 @@ async def test_the_socket_is_private(run: RunDir, monkeypatch: pytest.MonkeyPatc
     assert not path.exists()
 
 
+async def test_a_socket_is_made_where_the_folder_for_sockets_is_too_deep(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("deep" * 20)))
+    path = socket_path(run)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700 and not path.is_relative_to(tmp_path)
+    server = Server("one", path)
+    await server.start()
+    await server.close()
+
+
+@pytest.mark.usefixtures("short")
 def test_sockets_of_two_runs_differ_and_a_folder_of_another_user_is_refused(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert socket_path(run) != socket_path(RunDir(tmp_path / "two" / "one"))
     assert socket_path(run) == socket_path(RunDir(run.path))
     monkeypatch.setattr(os, "getuid", lambda: run.path.stat().st_uid + 1)

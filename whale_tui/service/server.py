@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 BACKLOG = 4 * 1024 * 1024
 """Bytes that a slow reader may fall behind. It is then dropped: it attaches again and reads the journal."""
 ACTIVITY_SECONDS = 0.25
+LONGEST_FOLDER = 75
+"""Bytes of a folder in which a socket of ours fits: its path may have 107."""
 LINE_EVENTS = 500
 """Most events of one line to a client that has to catch up."""
 
 
 def socket_path(rundir: RunDir) -> Path:
-    """Where the engine of a run listens. Short, since a Unix socket's path is at most 107 bytes."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "whale-tui" if runtime else Path(tempfile.gettempdir()) / f"whale-tui-{os.getuid()}"
+    """Where the engine of a run listens: beside the user's other sockets; a private folder of /tmp where that is too deep
+    for a socket."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    fits = 0 < len(os.fsencode(runtime)) <= LONGEST_FOLDER
+    base = Path(runtime) / "whale-tui" if fits else Path(tempfile.gettempdir()) / f"whale-tui-{os.getuid()}"
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     if base.stat().st_uid != os.getuid():
         raise RunDirError(f"{base} belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
