@@ -33,8 +33,8 @@ LINE_EVENTS = 500
 
 
 def socket_path(rundir: RunDir) -> Path:
-    """Where the engine of a run listens: beside the user's other sockets; a private folder of /tmp where that is too deep
-    for a socket."""
+    """Where the engine of a run listens: beside the user's other sockets, or in /tmp where that is too deep
+    for a socket. Private to the user."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     fits = 0 < len(os.fsencode(runtime)) <= LONGEST_FOLDER
     base = Path(runtime) / "whale-tui" if fits else Path(tempfile.gettempdir()) / f"whale-tui-{os.getuid()}"
