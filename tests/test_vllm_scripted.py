@@ -148,7 +148,7 @@ def version_of(sampled: Sampled) -> float:
     return (sampled.output_ids[0] - 1000) / 100
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -206,7 +206,7 @@ async def test_calls_are_fed_as_they_come_and_bounded(tmp_path: Path) -> None:
         start = loop.time()
         calls = [b.engine.submit(call(n)) for n in range(16)]
         await asyncio.gather(*calls)
-        assert loop.time() - start < 1.5, "one after the other they would take 4.8 s"
+        assert loop.time() - start < 3.0, "one after the other they would take 4.8 s"
         assert [server.most_at_once for server in b.servers] == [4, 4]
 
 
