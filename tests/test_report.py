@@ -204,6 +204,16 @@ def test_a_report_goes_as_far_as_its_run(make: object, says: str, tmp_path: Path
     assert ("D_test" in made.text or "cost" in made.text) and "nan" not in markdown
 
 
+def test_the_first_pair_is_the_last_only_of_a_run_that_ended_with_it(tmp_path: Path) -> None:
+    script = Script(tmp_path / "run")
+    script.start()
+    begun = course(script.rundir)
+    assert begun.start is not None and begun.last is None and cost(begun).points is None
+    script.tell(r.RunFinished(status="finished", reason="nothing was accepted"))
+    ended = course(script.rundir)
+    assert ended.last == ended.start and cost(ended).points == 0.0
+
+
 def test_a_study_of_such_runs_is_told_too(tmp_path: Path) -> None:
     made = page.write([empty(tmp_path / "a"), killed(tmp_path / "b"), one_phase(tmp_path / "c")], tmp_path / "out")
     assert "0 of 2" in made.markdown.read_text() and (tmp_path / "out" / "figures" / "study-last.svg").exists()

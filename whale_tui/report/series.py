@@ -112,8 +112,12 @@ class Course(Struct):
 
     @property
     def last(self) -> Tested | None:
-        """The last pair of the course that was measured: for a finished run, the one it ended with."""
-        return max((t for t in self.tests if t.on_course), key=lambda t: (t.x, t.score.samples), default=None)
+        """The last pair of the course that was measured: for a finished run, the one it ended with. The pair that it
+        began with is the last one only of a run that has ended and never left it."""
+        found = max((t for t in self.tests if t.on_course), key=lambda t: (t.x, t.score.samples), default=None)
+        stayed = self.seen == "finished" and (self.state.policy, self.state.harness) == START
+        begun = found is not None and (found.score.policy, found.score.harness) == START
+        return None if begun and not stayed else found
 
     @property
     def best(self) -> Tested | None:
@@ -239,7 +243,6 @@ def cost(course: Course) -> Cost:
         made.tokens += spend.prompt_tokens + spend.output_tokens
         made.seconds += spend.seconds
         made.dollars += spend.dollars
-    moved = course.last is not course.start or course.seen == "finished"
-    if course.start is not None and course.last is not None and moved:
+    if course.start is not None and course.last is not None:
         made.points = 100 * (course.last.score.mean - course.start.score.mean)
     return made
