@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (worked examples, a turn a line)
+# ruff: noqa: E501, SIM905 (worked examples, a turn a line)
 """Searches for the question, reads the most telling sentence, trims the reply, takes a vote of four; eight examples."""
 
 import re
@@ -100,7 +100,10 @@ def trimmed(text, turn):
     small = """a about also an and are as at be been but by did do does for from had has have he her his how in into
     is it its many much not of on or she so than that the their then there they this to was were what when where which
     who whom whose why with""".split()
-    bare = lambda words: [re.sub(r"^\W+|\W+$", "", word).lower() for word in words.split()]
+
+    def bare(words):
+        return [re.sub(r"^\W+|\W+$", "", word).lower() for word in words.split()]
+
     question = (re.findall(r"Question: (.*)", turn) or [""])[-1]
     asked, passages = {word[:5] for word in bare(question)}, " ".join(bare(turn.replace(question, " ? ")))
     words, runs, start = bare(text), [], 0
