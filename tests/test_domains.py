@@ -361,3 +361,11 @@ def test_the_files_of_a_domain_are_beside_its_module() -> None:
         folder = Path(module.__file__).parent
         assert (folder / "harness.py").read_text() == DOMAINS[folder.name].h0
         assert (folder / "brief.md").read_text() == DOMAINS[folder.name].brief.text
+
+
+def test_a_library_that_a_domain_needs_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("whale_tui.domains.chess")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "chess", None)
+    with pytest.raises(base.DomainError, match=r"pip install 'whale-tui\[chess\]'"):
+        base.load("chess", {"puzzles": "none.csv"})
