@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 
 from tests.scripted import ScriptedClient, write_run
 from whale_tui import records as r
+from whale_tui.rundir import RunDir, RunDirError
 from whale_tui.service.discovery import RunSummary
 from whale_tui.service.protocol import Activity
 from whale_tui.tui import dialogs, plain
@@ -28,7 +29,7 @@ from whale_tui.tui.pages.inbox import Card, Waiting
 from whale_tui.tui.pages.lineage import Grid
 from whale_tui.tui.pages.run import RunPage
 from whale_tui.tui.panes import Candidates, Events, Harness, Pane, Patience, Status, Success
-from whale_tui.tui.session import Services
+from whale_tui.tui.session import Services, real_export
 
 WIDE, SMALL = (120, 36), (80, 24)
 
@@ -614,17 +615,26 @@ async def test_the_lineage_cell_rolls_back_pins_and_exports(stage: Any, tmp_path
         assert "asked" in next(row for row in s.text().splitlines() if "h0005" in row)
         assert "test asked" in grid.border_subtitle
         await s.press("up", "up", "up")
-        (s.script.rundir.weights / "theta-0010").mkdir()
-        (s.script.rundir.weights / "theta-0010" / "adapter_model.safetensors").write_text("weights")
-        for words in ("export", "File exists"):
+        wanted: list[Any] = []
+
+        async def export(rundir: RunDir, pair: tuple[str, str], out: Path) -> None:
+            wanted.append((rundir.name, pair, out))
+            if len(wanted) == 2:
+                raise RunDirError(f"{out} exists already")
+
+        s.app.services.export = export
+        for words in ("README.md says how", "exists already"):
             await s.press("O", "ctrl+u")
             await s.type(str(tmp_path / "mine"))
             await s.press("enter")
             await s.wait(lambda words=words: words in s.said(), words)
-        mine = tmp_path / "mine"
-        assert (mine / "harness.py").read_text() == s.script.rundir.harness_source("h0002")
-        assert (mine / "weights" / "adapter_model.safetensors").exists()
-        assert 'policy = "theta-0010"' in (mine / "pair.toml").read_text()
+        assert wanted == [("first-light", ("theta-0010", "h0002"), tmp_path / "mine")] * 2
+
+
+async def test_a_real_export_says_what_keeps_it(stage: Any, tmp_path: Path) -> None:
+    async with stage() as s:
+        with pytest.raises(RunDirError, match="theta-0010 is no longer kept"):
+            await real_export(s.script.rundir, ("theta-0010", "h0002"), tmp_path / "mine")
 
 
 async def test_the_half_that_holds_the_system_back_is_said_on_the_run_page_and_in_the_ledger(stage: Any) -> None:

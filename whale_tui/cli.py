@@ -267,6 +267,47 @@ def diagnose(
     return diagnosis.diagnose(target, steps, set or [], out, json=json)
 
 
+@app.command
+def export(run: RunName, out: Path, *, pair: str = "best", adapter: bool = False) -> int:
+    """Write a pair of RUN into the new folder OUT: weights, harness, a runner that needs no whale-tui, model card.
+
+    pair: "best" (the best seen), "current", "start", or THETA,HARNESS such as theta-0004,h0002. adapter: the LoRA
+    adapter in peft's layout instead of merged weights; it then needs the base model beside it.
+    """
+    from whale_tui.export import command
+
+    return command.export(opening.find(run), out, pair, adapter=adapter)
+
+
+@app.command
+def play(
+    run: RunName,
+    question: str = "",
+    *,
+    pair: str = "best",
+    headless: bool = False,
+    greedy: bool = False,
+    json: Path | None = None,
+    ascii: bool = False,
+    mouse: bool = True,
+    theme: str | None = None,
+) -> int:
+    """Let a pair of RUN solve a task: QUESTION, or one that you type or choose in the application.
+
+    It runs beside the run, in a process of its own: a live engine goes on, and nothing of it is recorded or a score.
+    pair: as for export. headless: print prompts, samples, tool uses and the answer; without QUESTION the tasks are read
+    from stdin, one a line. greedy: take the likeliest token (headless). json: a file with the task's public fields as
+    an object (headless).
+    """
+    from whale_tui import play as playing
+
+    rundir = opening.find(run)
+    chosen = playing.pair_of(rundir, pair)
+    if opening.is_terminal() and not (headless or question or json):
+        return opening.open_screen(rundir.path, ascii=ascii, mouse=mouse, theme=theme, play=chosen)
+    return playing.headless(rundir, chosen, question, json, greedy=greedy)
+
+
 @app.command(name="list")
 def list_(*, json: bool = False) -> int:
     """Runs on this machine. json: one object a line."""

@@ -44,11 +44,14 @@ def attach(run: str = "", *, headless: bool = False, **options: Any) -> int:
     return follow(rundir, stop_on_interrupt=False)
 
 
-def open_screen(path: Path | None, *, ascii: bool = False, mouse: bool = True, theme: str | None = None) -> int:
-    """The application on a run, or on Home, until the person leaves."""
+def open_screen(
+    path: Path | None, *, ascii: bool = False, mouse: bool = True, theme: str | None = None,
+    play: tuple[str, str] | None = None,
+) -> int:  # fmt: skip
+    """The application on a run, or on Home, until the person leaves. play: a pair to begin with on the Play page."""
     from whale_tui.tui.app import run_app
 
-    return run_app(path, who=who(), ascii=ascii, mouse=mouse, theme=theme)
+    return run_app(path, who=who(), ascii=ascii, mouse=mouse, theme=theme, play=play)
 
 
 def follow(rundir: RunDir, *, stop_on_interrupt: bool) -> int:

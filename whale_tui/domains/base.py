@@ -33,7 +33,10 @@ class Domain(Protocol):
     A domain may also have, plain or `async def` (see `problems` and `close` below):
     `report: tables.Report`, what its import read, kept and dropped; `preflight() -> list[str]`, what keeps it from
     working now, in words, empty where nothing does; `close()`, which ends what it started; `known_answers()`, a list
-    of Known, by which `whale-tui doctor` tries the verifier.
+    of Known, by which `whale-tui doctor` tries the verifier; `export(folder) -> list[str] | None`, plain, which writes
+    `tools.py` with a function `tools(task) -> {name: function}` (`task`: the public fields) and whatever that needs
+    into the folder of an exported pair, without whale-tui; its result are further requirements, None where the tools
+    can't be taken along.
     """
 
     name: str
@@ -100,6 +103,14 @@ def load(
     given = read_options(name, options or {}, getattr(module, "Options", NoOptions), relative_to)
     domain: Domain = module.build(given)
     return domain
+
+
+def load_from(folder: Path, name: str, options: Mapping[str, Any]) -> Domain:
+    """The domain that a config in `folder` names: the one in its folder `name`, where that is one, else by its name.
+
+    Raises DomainError."""
+    own = folder / name
+    return load(name, options, own if (own / "domain.py").is_file() else None, relative_to=folder)
 
 
 def absolute(name: str, options: Mapping[str, Any], folder: Path | None, relative_to: Path) -> dict[str, Any]:
@@ -182,7 +193,9 @@ def _from_name(name: str) -> ModuleType:
     try:
         module = importlib.import_module(f"{GROUP}.{name}") if built_in else points[0].load()
     except ImportError as error:
-        raise DomainError(f"domain {name}: its module can't be imported: {error}") from error
+        lacks = built_in and not (error.name or "whale_tui").startswith("whale_tui")
+        mend = f"; what it needs comes with: pip install 'whale-tui[{name.replace('_', '-')}]'" if lacks else ""
+        raise DomainError(f"domain {name}: its module can't be imported: {error}{mend}") from error
     return _checked(module, name)
 
 

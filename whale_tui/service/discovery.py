@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from whale_tui.journal import Journal, JournalError
 from whale_tui.loop.state import RunState, replay
-from whale_tui.rundir import RunDir, runs_folder, write_atomic
+from whale_tui.rundir import RunDir, RunDirError, runs_folder, write_atomic
 
 Seen = Literal["new", "running", "paused", "finished", "stopped", "crashed", "unreadable"]
 
@@ -50,6 +50,20 @@ def read_state(run: RunDir) -> RunState:
         return replay(list(journal.events()))
     finally:
         journal.close()
+
+
+def weights_of(run: RunDir, state: RunState, policy: str, harness: str) -> Path | None:
+    """Where a pair's weights lie; None: they are the base model's. Raises RunDirError where the pair can't be used."""
+    for name, known in ((policy, state.versions), (harness, state.harnesses)):
+        if name not in known:
+            raise RunDirError(f"{run.name} has no {name or 'pair yet'}; there are {', '.join(known) or 'none'}")
+    candidate, path = state.harnesses[harness], state.versions[policy].path
+    if candidate.outcome in ("invalid", "crash", "timeout") or not candidate.checked:
+        raise RunDirError(f"{harness} can't be used: it is {candidate.outcome or 'not checked yet'}")
+    if path and not (run.path / path).is_dir():
+        kept = [v.name for v in state.versions.values() if not v.path or (run.path / v.path).is_dir()]
+        raise RunDirError(f"{policy} is no longer kept (retention.keep_versions); {', '.join(kept)} are")
+    return run.path / path if path else None
 
 
 def summarise(run: RunDir) -> RunSummary:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from whale_tui.loop.state import RunState
 
-PAGES = ("home", "run", "inbox", "episodes", "lineage", "ledger", "help")
+PAGES = ("home", "run", "inbox", "episodes", "lineage", "ledger", "play", "help")
 RUN_PAGES = ("run", "inbox", "episodes", "lineage", "ledger")
-ALL_BUT_HOME = (*RUN_PAGES, "help")
+ALL_BUT_HOME = (*RUN_PAGES, "play", "help")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("pair.roll-back", "B", "go on from an earlier pair", "roll_back", "rollback", _CELLS, _engine),
     Action("pair.evaluate", "V", "measure the pair on D_test at the next safe point; no decision uses it", "evaluate",
            "evaluate", ("lineage",), _engine, "evaluate"),
-    Action("pair.export", "O", "copy the pair's harness and adapter into a folder of yours", "export", "", ("lineage",),
+    Action("pair.export", "O", "write the pair as a folder that answers tasks by itself", "export", "", ("lineage",),
            _run, "export"),
     Action("episodes.filter", "slash", "filter: verdict=, task=, policy=, harness=, phase=, purpose=, or any text",
            "filter", "", ("episodes",), _run, "filter"),
@@ -156,6 +156,11 @@ ACTIONS: tuple[Action, ...] = (
            "flips"),
     Action("home.start", "n", "start a run from a sample config", "start_sample", "", ("home",), _always, "new run"),
     Action("home.refresh", "r", "look again for runs on this machine", "refresh", "", ("home",), _always, "refresh"),
+    Action("play.task", "t", "give the pair a task of yours, and watch it", "task", "", ("play",), _run, "a task"),
+    Action("play.example", "x", "give it a task of D_test; it is not judged", "example", "", ("play",), _run,
+           "an example"),
+    Action("play.greedy", "z", "take the likeliest token, or sample as the run does", "greedy", "", ("play",), _run,
+           "greedy"),
     Action("view.maximise", "m", "the pane in focus alone, or all again", "maximise", "", ("run",), _run, "max"),
     Action("view.jump", "f", "jump to a pane by its letter", "jump"),
     Action("view.next-pane", "tab", "to the next pane", "next_pane"),
@@ -174,6 +179,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("go.episodes", "e", "every episode, filtered", "go_episodes", "", ALL_BUT_HOME, _run, "episodes"),
     Action("go.lineage", "l", "harnesses by policy versions", "go_lineage", "", ALL_BUT_HOME, _run, "lineage"),
     Action("go.ledger", "dollar_sign", "what was spent", "go_ledger", "", ALL_BUT_HOME, _run, "ledger"),
+    Action("go.play", "t", "play: the pair solves a task of yours; nothing of it is a score", "go_play", "",
+           (*RUN_PAGES, "help"), _run),
     Action("go.home", "H", "the runs on this machine", "go_home"),
     Action("go.back", "escape", "back", "back"),
     Action("go.help", "question_mark", "this help", "go_help", short="help"),

@@ -52,7 +52,8 @@ class WhaleApp(App[str]):
 
     def __init__(
         self, services: Services, *, who: str, rundir: RunDir | None = None, ascii: bool = False,
-        theme: str | None = None, config_folder: Path | None = None, state_folder: Path | None = None,
+        theme: str | None = None, play: tuple[str, str] | None = None,
+        config_folder: Path | None = None, state_folder: Path | None = None,
         guard: Guard | None = None, driver_class: type[Driver] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(driver_class=driver_class)
@@ -76,6 +77,8 @@ class WhaleApp(App[str]):
         self.session: Session | None = None
         self.trouble = ""
         self.first = rundir
+        self.play = play
+        """The pair that the Play page is for; None: the best seen."""
         self.painted = 0
         self._next_paint = 0.0
         self._waiting = False
@@ -107,6 +110,8 @@ class WhaleApp(App[str]):
         self.set_keymap(self.keys)
         if self.first is not None:
             self.open_run(self.first)
+            if self.play is not None:
+                self.go("play")
         else:
             self.go("home")
         if self.notices:
@@ -125,6 +130,8 @@ class WhaleApp(App[str]):
         if self.session is not None:
             self.session.close()
         self.session, self.trouble = None, ""
+        if (play := self._pages.get("play")) is not None:
+            play.end()  # type: ignore[attr-defined]
         for name in list(self._pages):
             if name != "home":
                 del self._pages[name]
@@ -520,6 +527,10 @@ class WhaleApp(App[str]):
     def do_go_ledger(self) -> None:
         self.go("ledger")
 
+    def do_go_play(self) -> None:
+        self.play = self.page.pair() if self.page is not None and hasattr(self.page, "pair") else None
+        self.go("play")
+
     def do_go_help(self) -> None:
         self.go("help")
 
@@ -583,13 +594,17 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def run_app(rundir: Path | None, *, ascii: bool, mouse: bool, theme: str | None, who: str) -> int:
-    """Open the application on a run, or on Home, until the person leaves. Returns the exit status."""
+def run_app(
+    rundir: Path | None, *, ascii: bool, mouse: bool, theme: str | None, who: str, play: tuple[str, str] | None = None
+) -> int:
+    """Open the application on a run, or on Home, until the person leaves. Returns the exit status.
+
+    play: the pair to begin with on the Play page."""
     gc.disable()  # until the first screen is there
     guard = Guard()
     app = WhaleApp(
         real_services(who), who=who, rundir=RunDir(rundir) if rundir is not None else None, ascii=ascii, theme=theme,
-        guard=guard,
+        play=play, guard=guard,
     )  # fmt: skip
     with errors_to(keep.state_folder() / "terminal.log"):
         goodbye = app.run(mouse=mouse)

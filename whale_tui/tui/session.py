@@ -5,7 +5,9 @@ The real ones are in `whale_tui.service`; a script can stand in for them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,8 +15,9 @@ from typing import Any, Protocol
 from whale_tui.journal import Journal, JournalError
 from whale_tui.loop.state import RunState
 from whale_tui.records import AnyEvent
-from whale_tui.rundir import RunDir
+from whale_tui.rundir import RunDir, RunDirError
 from whale_tui.service.discovery import RunSummary
+from whale_tui.service.player import Ask, Ready
 from whale_tui.service.protocol import Activity, CommandReply
 
 EVENTS_KEPT = 500
@@ -33,6 +36,35 @@ class Client(Protocol):
     ) -> CommandReply: ...
 
 
+class Player(Protocol):
+    """A pair in a process of its own (service/player.py)."""
+
+    ready: Ready | None
+
+    def start(self) -> AsyncIterator[Any]: ...
+
+    def play(self, ask: Ask) -> AsyncIterator[Any]: ...
+
+    async def close(self) -> None: ...
+
+
+def real_player(rundir: RunDir, policy: str, harness: str) -> Player:
+    from whale_tui.service import player
+
+    return player.Player(rundir, policy, harness)
+
+
+async def real_export(rundir: RunDir, pair: tuple[str, str], out: Path) -> None:
+    """`whale-tui export` as a process of its own. Raises RunDirError with what it said."""
+    words = [sys.executable, "-m", "whale_tui", "export", str(rundir.path), str(out), "--pair", ",".join(pair)]
+    pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*words, stdin=none, stdout=none, stderr=pipe)
+    _, said = await process.communicate()
+    if process.returncode:
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise RunDirError(lines[-1].removeprefix("whale-tui: ") if lines else f"status {process.returncode}")
+
+
 @dataclass
 class Services:
     """The doors to engines and runs."""
@@ -42,6 +74,8 @@ class Services:
     start_engine: Callable[[RunDir], None]
     launch: Callable[[Path, list[str]], RunDir]
     samples: Callable[[], list[Path]]
+    play: Callable[[RunDir, str, str], Player] = real_player
+    export: Callable[[RunDir, tuple[str, str], Path], Awaitable[None]] = real_export
 
 
 def real_services(who: str) -> Services:

@@ -82,13 +82,13 @@ def transcript(episode: Episode, turns: Turns, width: int, look: Look) -> list[C
     tool = next(tools, None)
     for number in range(len(episode.calls) + 1):
         while tool is not None and tool.after_call <= number:
-            out += _tool(tool.name, tool.args, tool.result, tool.seconds, width, look)
+            out += tool_lines(tool.name, tool.args, tool.result, tool.seconds, width, look)
             tool = next(tools, None)
         if number < len(episode.calls):
             turn = turns.turns[number] if number < len(turns.turns) else None
             out += _call(number, episode.calls[number], turn, width, look)
     while tool is not None:
-        out += _tool(tool.name, tool.args, tool.result, tool.seconds, width, look)
+        out += tool_lines(tool.name, tool.args, tool.result, tool.seconds, width, look)
         tool = next(tools, None)
     if turns.note:
         out += line((plain(turns.note, 400), look("warning"))).wrap(width)
@@ -124,13 +124,13 @@ def _call(number: int, call: Call, turn: Turn | None, width: int, look: Look) ->
             out.append(line((words, look("faint"))))
         for text in plain_lines(turn.prompt):
             out += line(("  ", ""), (text, look("muted"))).wrap(width) if text else [Content("")]
-        out += _sampled(turn.sampled, width, look)
+        out += sampled_lines(turn.sampled, width, look)
     end = "stopped by itself" if call.finish_reason == "stop" else f"cut off at {call.max_tokens} tokens"
     role = "muted" if call.finish_reason == "stop" else "warning"
     return [*out, line((f"  {len(call.output_ids)} sampled tokens, {end}", look(role))), Content("")]
 
 
-def _sampled(tokens: list[tuple[str, float]], width: int, look: Look) -> list[Content]:
+def sampled_lines(tokens: list[tuple[str, float]], width: int, look: Look) -> list[Content]:
     """Sampled text behind a bar in the margin, unlikely tokens underlined; wrapped by hand so that the bar stays."""
     gutter = line((f"{look.glyphs.sampled} ", look("good")))
     rows: list[list[str | tuple[str, str]]] = [[]]
@@ -148,7 +148,7 @@ def _sampled(tokens: list[tuple[str, float]], width: int, look: Look) -> list[Co
     return out
 
 
-def _tool(name: str, args: str, result: str, seconds: float, width: int, look: Look) -> list[Content]:
+def tool_lines(name: str, args: str, result: str, seconds: float, width: int, look: Look) -> list[Content]:
     head = line(
         (f"{look.glyphs.arrow} {plain(name, 60)}", look("phase-harness")), (f" {plain(args, 400)}", ""),
         (f"  {seconds * 1000:.0f} ms", look("muted")),

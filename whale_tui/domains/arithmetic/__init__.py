@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import unicodedata
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -17,6 +19,15 @@ from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
 from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
 
 Size = Annotated[int, Meta(ge=1)]
+EXPORTED = '''\
+"""calc(expression), for harness.py."""
+
+from calculator import calculate
+
+
+def tools(task):
+    return {"calc": calculate}
+'''
 CALC = "calc(expression) -> number: the value of an expression of numbers, + - * / // and ( )"
 
 
@@ -59,6 +70,9 @@ class Arithmetic:
     def tools(self, task: Task) -> Mapping[str, Tool]:
         return {"calc": calculate}
 
+    def export(self, folder: Path) -> list[str]:
+        return export_calculator(folder)
+
     def verify(self, task: Task, answer: str, episode: Episode) -> Verdict:
         """The same whole number as the reference, however it is grouped; a unit or a word beside it is no number."""
         given = normalise(answer)
@@ -71,6 +85,13 @@ class Arithmetic:
 
 def build(options: Options) -> Arithmetic:
     return Arithmetic(options)
+
+
+def export_calculator(folder: Path) -> list[str]:
+    """The calculator for an exported pair."""
+    shutil.copyfile(Path(__file__).with_name("calculator.py"), folder / "calculator.py")
+    (folder / "tools.py").write_text(EXPORTED, encoding="utf-8")
+    return []
 
 
 def normalise(answer: str) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from whale_tui.domains import bm25
 from whale_tui.domains.answers import exact_match
 from whale_tui.domains.base import DomainError, Tool, read_brief, read_h0
 from whale_tui.domains.bm25 import Passages
@@ -17,6 +21,22 @@ from whale_tui.records import Demonstration, Episode, Split, Task, Verdict
 
 ENTITIES = {"weight": 67, "harness": 10, "test": 18, "demonstrations": 5}
 """Entities of each of the four kinds: every question of a split is about an entity of that split alone."""
+
+
+EXPORTED = '''\
+"""search(query, k) over the encyclopaedia, for harness.py."""
+
+import json
+from pathlib import Path
+
+from bm25 import Passages
+
+ARTICLES = Passages(json.loads(Path(__file__).with_name("articles.json").read_text(encoding="utf-8")))
+
+
+def tools(task):
+    return {"search": ARTICLES.search}
+'''
 
 
 class Options(Struct, forbid_unknown_fields=True, frozen=True):
@@ -38,7 +58,8 @@ class Encyclopedia:
 
     def __init__(self, options: Options) -> None:
         groups = world.entities(options.seed, ENTITIES, apart="demonstrations")
-        self._index = _index(entity for group in groups.values() for entity in group)
+        self._articles = [entity for group in groups.values() for entity in group]
+        self._index = _index(self._articles)
         sizes: dict[Split, int] = {"weight": options.weight, "harness": options.harness, "test": options.test}
         self._tasks = {split: _draw(groups[split], split, size, options.seed) for split, size in sizes.items()}
         self.h0 = read_h0(__file__)
@@ -53,6 +74,14 @@ class Encyclopedia:
 
     def tools(self, task: Task) -> Mapping[str, Tool]:
         return {"search": self._index.search}
+
+    def export(self, folder: Path) -> list[str]:
+        """The articles and their index, for an exported pair."""
+        shutil.copyfile(bm25.__file__, folder / "bm25.py")
+        articles = [(entity.name, entity.text) for entity in self._articles]
+        (folder / "articles.json").write_text(json.dumps(articles, indent=0), encoding="utf-8")
+        (folder / "tools.py").write_text(EXPORTED, encoding="utf-8")
+        return ["platformdirs>=4"]
 
     def verify(self, task: Task, answer: str, episode: Episode) -> Verdict:
         """Normalised exact match: lower case, no punctuation, no articles (the verifier of the study's search QA)."""

@@ -108,6 +108,10 @@ class Maths:
     def tools(self, task: Task) -> Mapping[str, Tool]:
         return {"calc": calculate} if self._python is None else {"python": self._python.python}
 
+    def export(self, folder: Path) -> list[str] | None:
+        """The calculator. `python` runs what a policy writes, behind this product's seal: it is not taken along."""
+        return arithmetic.export_calculator(folder) if self._python is None else None
+
     async def verify(self, task: Task, answer: str, episode: Episode, *, sampled: Sequence[str] = ()) -> Verdict:
         """The rules are in verdict.py. No reason tells the reference."""
         reference: str = task.private["answer"]

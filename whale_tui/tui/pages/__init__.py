@@ -1,4 +1,4 @@
-"""The pages: Home, Run, Inbox, Episodes, Lineage, Ledger, Help. Each is imported when it is first opened."""
+"""The pages: Home, Run, Inbox, Episodes, Lineage, Ledger, Play, Help. Each is imported when it is first opened."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from whale_tui.tui.plain import fit, line
 
 TITLES = {
     "run": "the run", "candidate": "candidates", "harness": "the harness", "pair": "pairs", "episodes": "episodes",
-    "home": "Home", "view": "what is in view", "go": "pages",
+    "home": "Home", "play": "play", "view": "what is in view", "go": "pages",
 }  # fmt: skip
 
 CLOSING = (

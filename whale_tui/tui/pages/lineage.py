@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import tomli_w
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from whale_tui.loop.state import RunState
-from whale_tui.rundir import RunDir
+from whale_tui.rundir import RunDirError
 from whale_tui.tui.compare import percent
 from whale_tui.tui.dialogs import Ask
 from whale_tui.tui.look import Look
@@ -188,28 +185,10 @@ class LineagePage(Page):
         )
         if chosen is None:
             return
+        self.say(True, "export", "at work: it takes a moment")
         try:
-            folder = await asyncio.to_thread(export_pair, session.rundir, session.state, *pair, Path(chosen))
-        except OSError as error:
-            self.say(False, "export", f"{chosen}: {error.strerror or error}")
+            await self.app.services.export(session.rundir, pair, Path(chosen))
+        except (RunDirError, OSError) as error:
+            self.say(False, "export", str(error))
         else:
-            self.say(True, "export", str(folder))
-
-
-def export_pair(rundir: RunDir, state: RunState, policy: str, harness: str, folder: Path) -> Path:
-    """harness.py, pair.toml and, for a trained policy, weights/. Raises OSError; nothing is left where it fails."""
-    version, folder = state.versions[policy], folder.expanduser().absolute()
-    folder.mkdir(parents=True)
-    try:
-        shutil.copy(rundir.harnesses / harness / "harness.py", folder / "harness.py")
-        if version.path:
-            shutil.copytree(rundir.path / version.path, folder / "weights")
-        facts = {
-            "run": state.run, "model": state.model, "domain": state.domain, "policy": policy,
-            "policy_hash": version.hash, "harness": harness, "harness_hash": state.harnesses[harness].source_hash,
-        }  # fmt: skip
-        (folder / "pair.toml").write_text(tomli_w.dumps(facts), encoding="utf-8")
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
+            self.say(True, "export", f"{chosen}; its README.md says how to use it")

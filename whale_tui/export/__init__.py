@@ -1,0 +1,1 @@
+"""Export: a pair as a folder that answers tasks without whale-tui."""
