@@ -13,6 +13,8 @@ from typing import Any
 from whale_tui.journal import Journal
 from whale_tui.service import engine
 
+_, folder, last, when = sys.argv
+sys.argv = [sys.argv[0], folder]
 _count = 0
 _commit = Journal.commit
 
@@ -20,11 +22,10 @@ _commit = Journal.commit
 def commit(self: Journal, *args: Any, **more: Any) -> None:
     global _count
     _count += 1
-    number, when = int(sys.argv[2]), sys.argv[3]
-    if _count == number and when == "before":
+    if _count == int(last) and when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     _commit(self, *args, **more)
-    if _count == number:
+    if _count == int(last):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -79,8 +79,9 @@ def tmux(tmp_path: Path) -> Iterator[Tmux]:
 
 def test_switch_veto_approve_hang_up_and_come_back(tmux: Tmux, tmp_path: Path) -> None:
     config = write_config(
-        tmp_path, harness__approval="before-eval", run__first_phase="weight", run__cycles=30, schedule__epochs=30.0
-    )
+        tmp_path, harness__approval="before-eval", run__first_phase="weight", run__cycles=30, schedule__epochs=300.0,
+        run__budget_episodes=100_000,
+    )  # fmt: skip
     program = f"{sys.executable} -m whale_tui"
     tmux.type(f"{program} run {config}\n")
     tmux.until("tiny", "weight phase")
