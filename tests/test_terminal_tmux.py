@@ -119,7 +119,9 @@ def test_switch_veto_approve_hang_up_and_come_back(tmux: Tmux, tmp_path: Path) -
 
     tmux.type("clear\n")
     tmux.type(f"{program} attach tiny\n")
-    tmux.until("success rate", vetoed[0].id)
+    tmux.until("success rate")
+    tmux.keys("4")
+    tmux.until("candidates", vetoed[0].id)
     program_id = tmux.program()
     tmux.run("kill-session", "-t", "one")  # the connection is gone, and the terminal with it
     wait_for(lambda: not Path(f"/proc/{program_id}").exists(), 10, "the end of the program")
