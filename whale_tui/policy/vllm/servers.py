@@ -50,6 +50,7 @@ class Server:
         self.state: ServerState = "starting"
         self.note = ""
         self.restarts = 0
+        self.suspect = False
         self.in_flight = 0
         self.limit = self.most = limit
         self.forget()
@@ -312,7 +313,9 @@ class Servers:
                 self._down(server, str(gone))
                 why, wait = str(gone), pause
             except Lost as lost:
-                self._spawn(self._check(server, str(lost)))
+                if not server.suspect:
+                    server.suspect = True
+                    self._spawn(self._check(server, str(lost)))
                 raise CallLost("call-lost", str(lost)) from None
             except Refused as refused:
                 if refused.status != 404:
@@ -332,7 +335,8 @@ class Servers:
         """A serving server with room, the least busy one; an episode stays where its prefix is cached."""
 
         def free() -> list[Server]:
-            return [server for server in self.all if server.state == "serving" and server.in_flight < server.limit]
+            serving = [server for server in self.all if server.state == "serving" and not server.suspect]
+            return [server for server in serving if server.in_flight < server.limit]
 
         async with self._room:
             await self._room.wait_for(lambda: free() or all(server.state == "out" for server in self.all))
@@ -356,9 +360,14 @@ class Servers:
     # --------------------------------------------------------------------------------------------- servers that fail
 
     async def _check(self, server: Server, why: str) -> None:
-        """A call was lost: is it the server that is gone?"""
-        if server.state == "serving" and not await server.http.healthy():
+        """A call was lost: is it the server that is gone? Until that is known it gets no other."""
+        try:
+            healthy = await server.http.healthy()
+        finally:
+            server.suspect = False
+        if server.state == "serving" and not healthy:
             self._down(server, why)
+        await self._notify()
 
     def _down(self, server: Server, why: str) -> None:
         if server.state not in ("down", "out"):
