@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy worker has it, for ours and the peer alike
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the policy worker has it, for ours and the peer alike

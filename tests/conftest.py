@@ -4,7 +4,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy worker has it; before anything loads torch
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # tests run two at a time; before anything loads torch
 
 # A busy machine is no bug: neither a slow example nor slow generation fails a property.
 settings.register_profile("whale-tui", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -100,8 +100,8 @@ def main() -> None:
     channel = Channel(parser.parse_args().fd)
     os.nice(5)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # Threads that spin at a barrier starve the one they wait for as soon as anything else runs on the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that spin long at a barrier starve the one they wait for when anything else runs on the cores.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     started = time.perf_counter()
     from whale_tui.policy.held import HeldPolicy  # torch is loaded here, while the channel is already being read
 
