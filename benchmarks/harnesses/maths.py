@@ -15,7 +15,7 @@ EXAMPLES = [
     ),
     ("Mary has 7 boxes of pencils. Each box has 12 pencils. How many pencils does Mary have ?", "7 * 12 = 84"),
     (
-        "A gardener grew 48 roses, gave 18 away and tied the others into bunches of 5. How many bunches did that make ?",
+        "A gardener grew 48 roses, gave 18 away and tied the others into bunches of 5. How many bunches is that ?",
         "(48 - 18) / 5 = 6",
     ),
     ("Dan paid $ 3.25 for a sandwich and $ 1.50 for a drink. How much did Dan spend ?", "3.25 + 1.50 = 4.75"),

@@ -58,6 +58,7 @@ def load(setup):
     for name in (*(f"encodings.{codec}" for codec in CODECS), "linecache", "traceback", "warnings", "_strptime"):
         importlib.import_module(name)
     spec = importlib.util.spec_from_file_location("program", setup["program"])
+    assert spec is not None and spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     program.warm()

@@ -12,7 +12,8 @@ def kept_versions(state: RunState, newest: int) -> set[str]:
     """Versions that stay: the newest few, the current one, those tested or to be tested, and every phase's last."""
     names = list(state.versions)
     ends = {v.cycle: v.name for v in state.versions.values()}
-    return {state.policy, *names[-newest:], *(t.policy for t in [*state.tests, *state.wanted]), *ends.values()}
+    tests = {t.policy for t in state.tests} | {w.policy for w in state.wanted}
+    return {state.policy, *names[-newest:], *tests, *ends.values()}
 
 
 def clean(rundir: RunDir, state: RunState, newest: int) -> None:
