@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 HERE = Path(__file__).resolve().parent
 ROLES = ("system", "user", "assistant", "tool")
@@ -79,8 +80,8 @@ class Policy:
         window = max((len(text.encode()) for text in stop), default=0) + 4
         while True:
             step = torch.tensor([given], device=self.device)
-            out = self.model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = out.past_key_values
+            out = self.model(input_ids=step, cache=cache, use_cache=True, logits_to_keep=1)
+            cache = out.cache
             ids.append(draw(out.logits[0, -1].float().cpu()))
             given = ids[-1:]
             if ids[-1] in self.stop_ids or (stop and any(text in self.decode(ids[-window:]) for text in stop)):
@@ -349,6 +350,7 @@ def main() -> int:
     parser.add_argument("--base", default="", help="of an adapter: the base model's folder or hub id")
     parser.add_argument("--verbose", action="store_true", help="prompts, samples and tool uses on stderr")
     args = parser.parse_args()
+    logging.disable_progress_bar()
     say = (lambda text: print(text, file=sys.stderr)) if args.verbose else lambda text: None
     agent = Agent(greedy=args.greedy, seed=args.seed, device=args.device, dtype=args.dtype, base=args.base, say=say)
     for note in agent.notes:

@@ -112,11 +112,11 @@ class PlayPage(Page):
     def on_screen_resume(self) -> None:
         """Load the pair that is asked for, where another one is loaded or none."""
         session = self.app.session
-        if session is None or not session.state.versions:
+        if session is None:
             return
         best = session.state.best
         pair = self.app.play or (best and (best.policy, best.harness)) or (session.state.policy, session.state.harness)
-        if pair != self.pair_played:
+        if pair[0] and pair != self.pair_played:
             self.load(pair)
 
     @work(exclusive=True, group="play")
