@@ -18,14 +18,11 @@ from whale_tui.service import launch
 
 HARNESS = """
 def run(task, model, tools):
-    said, stop = [], "q"
+    said = []
     chat = [{"role": "system", "content": "Say more."}, {"role": "user", "content": task.ask}]
     while model.remaining.calls is None or model.remaining.calls > 5:
-        reply = model.chat(chat, max_tokens=12, stop=[stop])
+        reply = model.chat(chat, max_tokens=12, stop=["q"])
         said.append(f"{reply.text}/{reply.finish_reason}/{reply.prompt_tokens}/{reply.completion_tokens}")
-        if stop == "q":  # once more, up to what was just said
-            stop = next((c for c in reply.text if c.isascii() and c.isprintable()), "q")
-            continue
         chat += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": "go on"}]
     try:
         tools.clean(1, 2)

@@ -166,7 +166,6 @@ def test_the_export_answers_as_the_engine_does(
     answers = [json.loads(line)["answer"] for line in done.stdout.splitlines()]
     assert answers == engine_answers(run, tasks, tmp_path / "log")
     assert len(set(answers)) > 1 and all(a.count("|") >= 4 and "clean" in a for a in answers)
-    assert all(any(end in a for a in answers) for end in ("/stop/", "/length/")), "both ends of a call come up"
 
     runner = imported(agent, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["run_agent.py", "--greedy", "--dtype", "float32"])

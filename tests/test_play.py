@@ -47,7 +47,7 @@ def test_a_pair_plays_beside_a_run_and_leaves_no_trace_in_it(folder: Path) -> No
     assert contents(run) == before
     kinds = [type(m) for m in first]
     assert kinds == [Prompted, Said] * 3 + [Used, Used, Ended]
-    assert "Say more." in first[0].text and first[2].shared > 0 and "go on" in first[4].text
+    assert "Say more." in first[0].text and first[2].shared > 0 and "go on" in first[2].text
     assert first[-1].answer.count("|") >= 4 and not first[-1].problem
     assert first[6].result.startswith("ToolError: clean: too many") and first[7].result == first[-1].answer
     assert again[-1].answer == first[-1].answer, "greedy is the same twice, and the same for a task of D_test"
