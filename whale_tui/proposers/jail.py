@@ -53,11 +53,12 @@ def command(
     wide = [p.resolve() for p in hidden if p.is_dir()]
     given = [*_installation(program), *map(Path, (sys.prefix, sys.base_prefix)), PACKAGES / "whale_tui", *readable]
     words = [bwrap, "--ro-bind", "/", "/", *_NAMESPACES, "--proc", "/proc", "--dev", "/dev"]
-    for mask in [*masks, *wide]:
+    covers = sorted({*masks, *wide}, key=lambda path: len(path.parts))  # an outer one would cover an inner one
+    for mask in covers:
         words += ["--tmpfs", str(mask)]
     back: list[Path] = []
     for path in dict.fromkeys([*given, *_names()]):
-        covered = any(path.is_relative_to(mask) and path != mask for mask in [*masks, *wide])
+        covered = any(path.is_relative_to(mask) and path != mask for mask in covers)
         if path.exists() and covered and not any(mask.is_relative_to(path) for mask in masks):
             words += ["--ro-bind", str(path), str(path)]
             back.append(path)
@@ -68,8 +69,9 @@ def command(
             words += ["--tmpfs", str(path)]
     for path in writable:
         words += ["--bind", str(path), str(path)]
-    for mask in dict.fromkeys([p for p in [*masks, *wide] if p not in (Path("/tmp"), Path("/var/tmp"))]):
-        words += ["--remount-ro", str(mask)]
+    for mask in covers:
+        if mask not in (Path("/tmp"), Path("/var/tmp")):
+            words += ["--remount-ro", str(mask)]
     return [*words, "--chdir", str(cwd), "--"]
 
 

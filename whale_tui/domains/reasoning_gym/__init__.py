@@ -214,7 +214,7 @@ def create(options: Options, *, size: int, seed: int) -> Any:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise DomainError(f"the domain reasoning_gym needs the package reasoning-gym ({error}): {PIP}") from error
+        raise DomainError(f"the package reasoning-gym is not installed; install it: {PIP}") from error
     if options.generator not in DATASETS:
         raise DomainError(
             f"domain.options.generator: no generator {options.generator!r}{_near(options.generator, DATASETS)}"
