@@ -33,7 +33,7 @@ from whale_tui.policy.client import TransformersEngine
 from whale_tui.policy.rows import Stops
 from whale_tui.policy.sampler import FastSampler
 from whale_tui.records import Task
-from whale_tui.rundir import RunDir, RunDirError
+from whale_tui.rundir import RunDir, RunDirError, sha256_file
 from whale_tui.service import discovery
 
 TOOLS = """
@@ -228,7 +228,7 @@ def test_an_export_says_what_it_is(run: RunDir, merged: Path) -> None:
     ]  # fmt: skip
     assert facts["scores"][0]["low"] == 0.25 and facts["run"]["budget_used"] == 12
     for name, sha in facts["files"].items():
-        assert command._sha256(merged / name) == sha
+        assert sha256_file(merged / name) == sha
     written = {p.name for p in merged.iterdir()} - {"__pycache__"}  # of the tests that ran it
     assert written == {*facts["files"], "provenance.json"}
     card = (merged / "README.md").read_text()

@@ -30,10 +30,8 @@ def data(checkup: Checkup) -> Finding:
 
 
 def load_domain(checkup: Checkup) -> base.Domain:
-    options, start = checkup.config.domain, checkup.resolved.folder
-    folder = start / options.name
-    own = folder if (folder / "domain.py").is_file() else None
-    return base.load(options.name, options.options, own, relative_to=start)
+    options = checkup.config.domain
+    return base.load_from(checkup.resolved.folder, options.name, options.options)
 
 
 def splits(checkup: Checkup) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -24,7 +23,7 @@ from whale_tui.play import pair_of
 from whale_tui.policy import source
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.protocol import PolicyFailure
-from whale_tui.rundir import RunDir, RunDirError
+from whale_tui.rundir import RunDir, RunDirError, sha256_file
 from whale_tui.service import discovery
 
 FOLDER = Path(__file__).with_name("folder")
@@ -75,7 +74,7 @@ def write(
         _put(made / "agent.json", agent)
         facts = provenance(state, policy, harness, resolved.config, said)
         (made / "README.md").write_text(card(facts, state, agent, licence, made, lacking=lacking), encoding="utf-8")
-        facts["files"] = {path.name: _sha256(path) for path in sorted(made.iterdir())}
+        facts["files"] = {path.name: sha256_file(path) for path in sorted(made.iterdir())}
         _put(made / "provenance.json", facts)
         made.rename(out)
     except (PolicyFailure, DomainError, OSError) as error:
@@ -185,8 +184,3 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _put(path: Path, value: Any) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -464,9 +464,5 @@ def _tasks_hash(tasks: Sequence[Task]) -> str:
     return r.content_hash([task.hash for task in tasks])
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def _seed(*parts: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4])

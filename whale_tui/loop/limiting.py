@@ -17,6 +17,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from whale_tui.loop.paired import paired
 from whale_tui.loop.state import PhaseRecord, RunState
 from whale_tui.records import Phase, Score
 
@@ -109,14 +110,9 @@ def _pooled(steps: list[tuple[float, int]]) -> tuple[float, int]:
 
 
 def _paired(score: Score, base: Score) -> tuple[float, float, float] | None:
-    """Mean difference over the tasks that both measured, with a normal interval over tasks."""
-    ours, theirs = score.results, base.results
-    gaps = [sum(ours[t]) / len(ours[t]) - sum(theirs[t]) / len(theirs[t]) for t in ours if ours[t] and theirs.get(t)]
-    if len(gaps) < 2:
-        return None
-    mean = sum(gaps) / len(gaps)
-    spread = 1.96 * math.sqrt(sum((g - mean) ** 2 for g in gaps) / (len(gaps) - 1) / len(gaps))
-    return mean, mean - spread, mean + spread
+    """Mean difference and its interval; None where one task alone was measured by both, or none."""
+    found = paired(score, base)
+    return (found.difference, found.low, found.high) if found is not None and found.tasks > 1 else None
 
 
 def _words(gain: Gain) -> str:

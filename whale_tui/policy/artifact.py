@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whale_tui.policy.protocol import PolicyFailure
+from whale_tui.rundir import sha256_file
 
 ADAPTER = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.pt"
@@ -47,7 +48,7 @@ def hash_base(folder: Path) -> str:
     """First 16 hex digits of sha256 over config and weight files: the identity of theta-0000."""
     digest = hashlib.sha256()
     for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
-        digest.update(_hash_file(path).encode())
+        digest.update(sha256_file(path).encode())
     return digest.hexdigest()[:16]
 
 
@@ -68,7 +69,7 @@ def write(
         save_file({name: t.detach().cpu().contiguous() for name, t in adapter.items()}, made / ADAPTER)
         (made / "adapter_config.json").write_bytes(msgspec.json.format(msgspec.json.encode(adapter_config), indent=2))
         torch.save(optimizer, made / OPTIMIZER)
-        files = {path.name: _hash_file(path) for path in sorted(made.iterdir())}
+        files = {path.name: sha256_file(path) for path in sorted(made.iterdir())}
         manifest = Manifest(version=version, hash=hash_tensors(adapter, base_hash), base_hash=base_hash, files=files)
         (made / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
         for path in made.iterdir():
@@ -82,7 +83,7 @@ def write(
         if made.exists():
             made.rmdir()
         raise PolicyFailure("publish-unwritten", f"can't write {folder}: {error}") from None
-    return manifest.hash, _hash_file(folder / MANIFEST)
+    return manifest.hash, sha256_file(folder / MANIFEST)
 
 
 def verify(folder: Path, base_hash: str, *, with_optimizer: bool) -> Manifest:
@@ -103,7 +104,7 @@ def verify(folder: Path, base_hash: str, *, with_optimizer: bool) -> Manifest:
         if name == OPTIMIZER and not with_optimizer:
             continue
         try:
-            found = _hash_file(folder / name)
+            found = sha256_file(folder / name)
         except OSError as error:
             raise PolicyFailure("artifact-corrupt", f"{folder / name}: {error}") from None
         if found != expected:
@@ -117,11 +118,6 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
 
 def read_optimizer(folder: Path) -> dict[str, Any]:
     return torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync(path: Path) -> None:

@@ -26,7 +26,6 @@ from whale_tui import __version__, doctor, domains
 from whale_tui import records as r
 from whale_tui.config import Config, ConfigError, Resolved, load
 from whale_tui.domains.base import DomainError
-from whale_tui.domains.base import load as load_domain
 from whale_tui.harness.worker import SealUnavailable
 from whale_tui.journal import Journal, JournalError
 from whale_tui.loop import retention
@@ -154,7 +153,8 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
         if journal.seq:
             await asyncio.to_thread(_verify, rundir)
         config = resolved.config
-        domain = await asyncio.to_thread(_domain, resolved)
+        named = resolved.config.domain
+        domain = await asyncio.to_thread(domains.base.load_from, resolved.folder, named.name, named.options)
         for line in report.lines() if (report := getattr(domain, "report", None)) is not None else ():
             log.info("%s", line)
         proposer = None
@@ -206,13 +206,6 @@ def _verify(rundir: RunDir) -> None:
         journal.verify()
     finally:
         journal.close()
-
-
-def _domain(resolved: Resolved) -> domains.base.Domain:
-    options = resolved.config.domain
-    folder = resolved.folder / options.name
-    own = folder if (folder / "domain.py").is_file() else None
-    return load_domain(options.name, options.options, own, relative_to=resolved.folder)
 
 
 def _proposer(config: Config, domain: domains.base.Domain, hidden: Sequence[Path] = ()) -> Proposer | None:

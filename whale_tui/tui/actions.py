@@ -102,10 +102,6 @@ class Action:
     def group(self) -> str:
         return self.id.partition(".")[0]
 
-    @property
-    def keys_shown(self) -> str:
-        return show_key(self.key)
-
 
 _NAMES = {
     "question_mark": "?", "dollar_sign": "$", "right_square_bracket": "]", "left_square_bracket": "[", "slash": "/",

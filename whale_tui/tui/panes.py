@@ -27,15 +27,6 @@ from whale_tui.tui.look import Glyphs, Look
 from whale_tui.tui.plain import cut, fit, line, plain, sides
 from whale_tui.tui.session import Session
 
-OUTCOME_GLYPHS = {
-    "accepted": "accepted",
-    "scored": "on",
-    "vetoed": "no",
-    "invalid": "no",
-    "crash": "no",
-    "timeout": "no",
-}
-
 
 @dataclass(frozen=True)
 class View:

@@ -51,5 +51,5 @@ dataset = reasoning_gym.create_dataset(NAME, size=1, seed=0, **CONFIG)
 for warm in (dataset[0]["answer"], "0"):  # what it imports or opens when it scores, it can't after the seal
     try:
         dataset.score_answer(warm, dataset[0])
-    except Exception:
+    except Exception:  # of whichever generator; what a warm-up scores is thrown away, its imports are what is wanted
         continue
