@@ -12,12 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from tests.engines import environment
 from tests.pairs import trained_run
@@ -26,13 +29,14 @@ from whale_tui.domains import base as domains
 from whale_tui.domains.base import load_from
 from whale_tui.evaluate import resolve
 from whale_tui.export import command
-from whale_tui.loop.rollouts import Job, Rollouts, Subject, Where
+from whale_tui.loop.rollouts import Job, Rollouts, Subject, Where, _until_stop, _without_stop
 from whale_tui.policy import artifact, export
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.client import TransformersEngine
-from whale_tui.policy.rows import Stops
+from whale_tui.policy.protocol import SampleRequest
+from whale_tui.policy.rows import Row, Stops
 from whale_tui.policy.sampler import FastSampler
-from whale_tui.records import Task
+from whale_tui.records import Sampling, Task
 from whale_tui.rundir import RunDir, RunDirError, sha256_file
 from whale_tui.service import discovery
 
@@ -305,6 +309,38 @@ def test_tools_that_go_along_give_what_the_domains_do(name: str, tool: str, args
 
 def test_a_pair_is_named(run: RunDir) -> None:
     assert resolve(discovery.read_state(run), "best") == ("theta-0001", "h0001")
+
+
+def test_the_runner_stops_where_the_engine_does(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same draws, end of turn, limits and stop strings: the same ids, the same reason, the same text."""
+    runner, chat = imported(merged, monkeypatch), ChatTokenizer(merged)
+    policy = object.__new__(runner.Policy)  # its weights have no part in it: the draws are given
+    policy.device, policy.stop_ids, policy.tokenizer = "cpu", set(chat.stop_ids), AutoTokenizer.from_pretrained(merged)
+    policy.model = lambda **asked: SimpleNamespace(logits=torch.zeros(1, 1, 4), cache=None)
+    seen = set()
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        text=st.text("ab\u00e9\n|<x ", max_size=24), end=st.integers(0, 24), most=st.integers(1, 24),
+        stop=st.lists(st.text("ab\u00e9\n|<", min_size=1, max_size=3), max_size=3),
+    )  # fmt: skip
+    def same(text: str, end: int, most: int, stop: list[str]) -> None:
+        draws = chat.encode(text)
+        draws.insert(min(end, len(draws)), chat.stop_ids[0])
+        row = Row(1, SampleRequest((1, 1), [5], most, 1, Sampling(), chat.stop_ids, stop))
+        for token in draws:
+            if not row.finished:
+                row.take(token, 0.0, Stops(chat.decode))
+        budget = {"max_calls": 1, "max_episode_tokens": 999, "max_tokens": most, "max_context": 999}
+        left = iter(draws)
+        episode = runner.Episode(policy, budget, {}, lambda logits: next(left), lambda said: None)
+        reply = episode.chat([{"role": "user", "content": "x"}], stop=stop)
+        assert (reply["finish_reason"], reply["completion_tokens"]) == (row.finished, len(row.ids))
+        assert reply["text"] == _until_stop(chat.decode(_without_stop(row.ids, chat.stop_ids)), stop)
+        seen.add((row.finished, row.ids[-1] in chat.stop_ids))
+
+    same()
+    assert seen == {("stop", True), ("stop", False), ("length", False)}
 
 
 def test_the_runner_draws_from_the_distribution_that_it_says(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
