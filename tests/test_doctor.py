@@ -25,6 +25,7 @@ from whale_tui.doctor.checkup import Check, Checkup, Finding, findings
 from whale_tui.doctor.command import lines
 from whale_tui.domains.base import Known
 from whale_tui.harness.worker import can_seal
+from whale_tui.loop import retention
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.protocol import PolicyFailure
 from whale_tui.records import Brief, Demonstration, Task, Verdict
@@ -363,7 +364,7 @@ def test_sizes_are_read_from_the_files_and_memory_is_compared(here: Path, monkey
     assert found.level == "ok" and "fast path" in found.text
     assert weights.parameters(here / "model") == sum(p.numel() for p in loaded.parameters())
     linear = [m for name, m in loaded.named_modules() if isinstance(m, torch.nn.Linear) and name.endswith("proj")]
-    assert weights.adapter_parameters(visited.config) == sum(2 * (m.in_features + m.out_features) for m in linear)
+    assert weights.trained_parameters(visited.config) == sum(2 * (m.in_features + m.out_features) for m in linear)
 
     def memory(total: float, free: float, gpus: list[tuple[int, int]] | None = None) -> str:
         monkeypatch.setattr(weights, "machine_bytes", lambda: (int(total), int(free)))
@@ -376,6 +377,24 @@ def test_sizes_are_read_from_the_files_and_memory_is_compared(here: Path, monkey
     assert memory(8e9, 1e8, gpus=[(1 << 30, 1 << 20), (8 << 30, 4 << 30)]) == "ok", "the emptiest GPU counts"
     visited.config.model.device = "cuda"
     assert memory(8e9, 4e9) == "fail"
+
+
+def test_training_all_weights_takes_more_and_an_adapters_rate_is_warned_of(here: Path, own: Path) -> None:
+    config = write_config(here)
+    numbers = weights.parameters(here / "model")
+    full = checkup(config, "model.adapt=full").config
+    assert weights.trained_parameters(full) == numbers
+    assert weights.training_bytes(full, numbers, numbers, 2) == 16 * numbers
+    assert retention.version_bytes(full, numbers, 2) == (2 * numbers, 12 * numbers)
+    assert retention.version_bytes(full, numbers, 4) == (4 * numbers, 8 * numbers)
+    lean = checkup(config, "model.adapt=full", "weight.optimizer=adafactor").config
+    assert weights.training_bytes(lean, numbers, numbers, 2) == 8 * numbers
+    assert retention.version_bytes(lean, numbers, 2) == (2 * numbers, 4 * numbers)
+    assert retention.version_bytes(checkup(config).config, 10, 2) == (40, 80)
+    warned = visit(checkup(own, "model.adapt=full"), quick.learning_rate)["learning rate"]
+    assert warned.level == "warn" and "weight.learning_rate = 0.0001 is an adapter's" in warned.text and warned.mend
+    assert not visit(checkup(own, "model.adapt=full", "weight.learning_rate=1e-5"), quick.learning_rate)
+    assert not visit(checkup(own), quick.learning_rate)
 
 
 # --------------------------------------------------------------------------------------------------------- the forecast

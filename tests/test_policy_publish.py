@@ -199,10 +199,10 @@ def test_what_was_not_published_is_given_up(folder, tmp_path):
     first = publish(policy, tmp_path, "theta-0001")
     train(policy, "never published")
     policy.answer(wire.Drop(number=1))
-    assert artifact.hash_tensors(policy._trainer.adapter(), policy._base_hash) == first.hash
+    assert artifact.hash_tensors(policy._trainer.held.tensors(), policy._base_hash) == first.hash
     train(policy, "never published either")
     sample(policy, folder)
-    assert artifact.hash_tensors(policy._trainer.adapter(), policy._base_hash) == first.hash
+    assert artifact.hash_tensors(policy._trainer.held.tensors(), policy._base_hash) == first.hash
 
 
 def test_an_interrupted_training_leaves_the_published_version(folder, tmp_path):
@@ -216,7 +216,7 @@ def test_an_interrupted_training_leaves_the_published_version(folder, tmp_path):
     with pytest.raises(Interrupted):
         train(policy, "second")
     policy._interrupted = lambda: False
-    assert artifact.hash_tensors(policy._trainer.adapter(), policy._base_hash) == first.hash
+    assert artifact.hash_tensors(policy._trainer.held.tensors(), policy._base_hash) == first.hash
     assert train(policy, "second").losses == after.losses
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -90,8 +90,8 @@ def write_adapter(folder: Path, value: float) -> None:
 class Bench:
     """Scripted servers, and an engine over them."""
 
-    def __init__(self, count: int, folder: Path, **options: Any) -> None:
-        self.folder = folder
+    def __init__(self, count: int, folder: Path, adapt: Literal["lora", "full"] = "lora", **options: Any) -> None:
+        self.folder, self.adapt = folder, adapt
         self.servers = [ScriptedServer() for _ in range(count)]
         self.options = {
             "mode": "external",
@@ -106,6 +106,7 @@ class Bench:
         for server in self.servers:
             await server.start()
         config = Config()
+        config.model.adapt = self.adapt
         config.vllm = Vllm(devices=[""], urls=[server.url for server in self.servers], **self.options)
         config.rollout.max_context = CONTEXT
         self.engine = VllmEngine(
@@ -127,8 +128,10 @@ def train_request(rate: float) -> TrainRequest:
 
 
 @asynccontextmanager
-async def bench(count: int, folder: Path, **options: Any) -> AsyncIterator[Bench]:
-    made = Bench(count, folder, **options)
+async def bench(
+    count: int, folder: Path, adapt: Literal["lora", "full"] = "lora", **options: Any
+) -> AsyncIterator[Bench]:
+    made = Bench(count, folder, adapt, **options)
     try:
         await made.start()
         yield made
@@ -493,6 +496,100 @@ asyncio.run(main())
     engine.kill()
     await engine.wait()
     await until(lambda: not lives(server) and not lives(keeper))
+
+
+# --------------------------------------------------------------------------- versions that are all weights of a model
+
+
+async def test_weights_take_the_place_of_those_before_on_every_server(tmp_path: Path) -> None:
+    """No name tells versions apart here: the proof and the salt do."""
+    async with bench(2, tmp_path, "full") as b:
+        await b.engine.restore("theta-0000", None, with_optimizer=False)
+        assert version_of(await b.engine.submit(call())) == 0.0
+        for name, value in (("theta-0001", 0.5), ("theta-0002", 1.0)):
+            published = await b.publish(name)
+            assert published.probe_rollout == pytest.approx(published.probe_trainer)
+            calls = await asyncio.gather(*(b.engine.submit(call(n, prompt=[7, 8, 9, 10])) for n in range(6)))
+            assert {version_of(sampled) for sampled in calls} == {value}
+        for server in b.servers:
+            assert not server.names and not server.calls("/v1/load_lora_adapter")
+            asked = [body["kwargs"]["weights_path"] for body in server.calls("/collective_rpc")]
+            assert asked[1:] == ["/models/scripted", str(tmp_path / "theta-0001"), str(tmp_path / "theta-0002")]
+            salts = {body["cache_salt"] for body in server.calls() if body.get("prompt_logprobs") is None}
+            assert len(salts) >= 3
+        back = await b.engine.restore("theta-0001", str(tmp_path / "theta-0001"), with_optimizer=True)
+        assert back == "hash-0.500" and version_of(await b.engine.submit(call())) == 0.5
+        await b.engine.restore("theta-0000", None, with_optimizer=False)
+        assert version_of(await b.engine.submit(call())) == 0.0
+
+
+async def test_weights_are_replaced_when_no_call_is_in_flight(tmp_path: Path) -> None:
+    async with bench(1, tmp_path, "full") as b:
+        await b.publish("theta-0001")
+        b.servers[0].first_token_seconds = 0.4
+        late = b.engine.submit(call())
+        await until(lambda: b.servers[0].at_once == 1)
+        reloads = len(b.servers[0].calls("/collective_rpc"))
+        publishing = asyncio.ensure_future(b.publish("theta-0002"))
+        await asyncio.sleep(0.1)
+        assert len(b.servers[0].calls("/collective_rpc")) == reloads, "a call is in flight"
+        assert version_of(await late) == 0.5
+        await publishing
+        assert version_of(await b.engine.submit(call())) == 1.0
+
+
+async def test_weights_without_effect_are_caught(tmp_path: Path) -> None:
+    async with bench(1, tmp_path, "full") as b:
+        await b.publish("theta-0001", 0.5)
+        b.servers[0].without_effect = True
+        with pytest.raises(PolicyFailure, match="no effect") as caught:
+            await b.publish("theta-0002", 0.02)
+        assert caught.value.kind == "publish-unproved"
+
+
+async def test_an_external_server_that_takes_no_weights_says_what_it_lacks(tmp_path: Path) -> None:
+    made = Bench(1, tmp_path, "full")
+    made.servers[0].developer = False
+    with pytest.raises(PolicyFailure, match="VLLM_SERVER_DEV_MODE=1"):
+        await made.start()
+    await made.servers[0].kill()
+
+
+async def test_an_external_server_with_a_version_of_an_earlier_engine_starts_from_its_base(tmp_path: Path) -> None:
+    made = Bench(1, tmp_path, "full")
+    made.servers[0].weights = 0.7
+    await made.start()
+    await made.engine.restore("theta-0000", None, with_optimizer=False)
+    assert version_of(await made.engine.submit(call())) == 0.0
+    await made.engine.close()
+    await made.servers[0].kill()
+
+
+async def test_a_server_that_started_anew_on_its_base_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is healthy and refuses nothing: what it has sampled in all says that it is another."""
+    monkeypatch.setattr(pool, "GLANCE_SECONDS", 0.05)
+    async with bench(1, tmp_path, "full") as b:
+        await b.publish("theta-0001")
+        await until(lambda: "tokens" in b.engine.servers.all[0].metrics)  # type: ignore[union-attr]
+        await b.servers[0].kill()
+        b.servers[0].sampled = 3
+        await b.servers[0].start()
+        await until(lambda: any("is back, and has proved theta-0001" in text for text in b.warnings))
+        assert version_of(await b.engine.submit(call())) == 0.5
+
+
+async def test_a_managed_server_that_takes_no_weights_is_started_anew_on_them(tmp_path: Path) -> None:
+    options = {"mode": "managed", "python": stand_in(tmp_path), "env": {"SCRIPTED_NO_RELOAD": "1"}}
+    async with bench(0, tmp_path, "full", **options) as b:
+        for name, value in (("theta-0001", 0.5), ("theta-0002", 1.0)):
+            await b.publish(name)
+            assert version_of(await b.engine.submit(call())) == value
+        assert b.engine.status()[0].restarts == 0 and not b.warnings, "no restart of a server that died"
+        commands = [line for line in (tmp_path / "vllm-1.log").read_text().splitlines() if line.startswith("$ ")]
+        assert len(commands) == 3 and f"serve {tmp_path / 'theta-0002'} " in commands[-1]
+        assert not any("lora" in line for line in commands)
 
 
 # ------------------------------------------------------------------------------------------------- a GPU that is shared

@@ -1,7 +1,8 @@
 """A server told from a script: vLLM's endpoints with its surprises, each switched on by a test. No model, no torch.
 
-Its base model gives every id the log-probability that `base_logprobs` says. An adapter is a folder with a value in
-`adapter.json`, which moves them; so that what is served can be read from any answer: the sampled id is the value.
+Its base model gives every id the log-probability that `base_logprobs` says. A version is a folder with a value in
+`adapter.json`, which moves them; so that what is served can be read from any answer: the sampled id is the value. It is
+loaded as an adapter, or as the weights of the model itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,9 @@ class ScriptedServer:
         self.sticky_id = False
         """Every adapter gets the same id: a second one is taken for loaded, and its weights are not read."""
         self.without_effect = False
-        """Adapters load, and the base model answers."""
+        """Versions load, and the base model answers."""
+        self.reloads = True
+        """Weights can be replaced while it runs (with the developer's endpoints)."""
         self.refuse_resets = 0
         """Resets of the prefix cache that are refused while blocks are held."""
         self.paused = asyncio.Event()
@@ -51,6 +55,10 @@ class ScriptedServer:
 
         self.asked: list[tuple[str, Any]] = []
         self.most_at_once = self.at_once = 0
+        self.sampled = 1500.0
+        """Tokens that it says it has sampled."""
+        self.weights = 0.0
+        """The value of the model's own weights."""
         self.names: dict[str, str] = {}
         self.ids: dict[int, float] = {}
         self.of_name: dict[str, int] = {}
@@ -75,7 +83,7 @@ class ScriptedServer:
             self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
-        self.names, self.ids, self.of_name, self.prefixes = {}, {}, {}, {}
+        self.names, self.ids, self.of_name, self.prefixes, self.weights = {}, {}, {}, {}, 0.0
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
@@ -115,7 +123,7 @@ class ScriptedServer:
                     {},
                 )
             case "/metrics":
-                return 200, _metrics(self.at_once), {}
+                return 200, _metrics(self.at_once, self.sampled), {}
             case "/v1/load_lora_adapter":
                 return (*self._load(body["lora_name"], body["lora_path"]), {})
             case (
@@ -123,8 +131,12 @@ class ScriptedServer:
             ):  # the name is forgotten; what it loaded stays until something takes its place
                 found = self.names.pop(body["lora_name"], None)
                 return (200, "Success", {}) if found else (404, {"error": "cannot be found"}, {})
-            case "/reset_prefix_cache" | "/sleep" | "/wake_up" if not self.developer:
+            case "/reset_prefix_cache" | "/sleep" | "/wake_up" | "/collective_rpc" if not self.developer:
                 return 404, {"detail": "Not Found"}, {}
+            case "/collective_rpc" if self.reloads:
+                if not self.without_effect:
+                    self.weights = value_of(body["kwargs"]["weights_path"])
+                return 200, {"results": [None]}, {}
             case "/reset_prefix_cache":
                 if self.refuse_resets > 0:
                     self.refuse_resets -= 1
@@ -167,7 +179,7 @@ class ScriptedServer:
             await asyncio.sleep(self.first_token_seconds)
         finally:
             self.at_once -= 1
-        value = self.ids[self.of_name[model]] if model != self.name else 0.0
+        value = self.ids[self.of_name[model]] if model != self.name else self.weights
         if body.get("prompt_logprobs") is None:  # those of a prompt are always computed anew
             # As releases before the path was a part of it: a prefix is known by salt, adapter's name and ids.
             value = self.prefixes.setdefault((body.get("cache_salt") or "", model, tuple(ids[:4])), value)
@@ -202,22 +214,29 @@ class ScriptedServer:
         return [body for asked, body in self.asked if asked.partition("?")[0] == path]
 
 
-def _metrics(running: int) -> str:
+def value_of(folder: str) -> float:
+    """Of the weights in a folder: 0 for the base model's."""
+    file = Path(folder) / "adapter.json"
+    return float(json.loads(file.read_text())["value"]) if file.exists() else 0.0
+
+
+def _metrics(running: int, sampled: float) -> str:
     labels = '{engine="0",model_name="scripted"}'
     return (
         f"# HELP vllm:num_requests_running x\nvllm:num_requests_running{labels} {running}.0\n"
         f"vllm:num_requests_waiting{labels} 2.0\nvllm:kv_cache_usage_perc{labels} 0.25\n"
-        f"vllm:generation_tokens_total{labels} 1.5e+03\n"
+        f"vllm:generation_tokens_total{labels} {sampled:.1e}\n"
     )
 
 
-async def _serve_alone(port: int) -> None:
+async def _serve_alone(model: str, port: int) -> None:
     server = ScriptedServer("base")
-    server.port = port
+    server.port, server.weights = port, value_of(model)
+    server.reloads = not os.environ.get("SCRIPTED_NO_RELOAD")
     await server.start()
     print("scripted server: up", flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":  # in the place of `vllm serve`, with its arguments
-    asyncio.run(_serve_alone(int(sys.argv[sys.argv.index("--port") + 1])))
+    asyncio.run(_serve_alone(sys.argv[sys.argv.index("serve") + 1], int(sys.argv[sys.argv.index("--port") + 1])))

@@ -60,10 +60,14 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True):
     """"smollm2-135m-instruct" (embedded), a local folder in the hub's layout, or a hub id."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """"auto" takes cuda, then mps, then cpu."""
+    adapt: Literal["lora", "full"] = "lora"
+    """What training changes: "lora" an adapter beside frozen weights, "full" all weights (docs/training.md)."""
     lora_rank: Positive = 16
     """Rank of the adapter."""
     lora_alpha: Positive = 32
     """Scale of the adapter: its update is multiplied by alpha / rank."""
+    checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
 
 
 class Rollout(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -153,7 +157,11 @@ class Weight(Struct, forbid_unknown_fields=True, kw_only=True):
     minibatch: Positive = 64
     """Accepted episodes of one optimizer step."""
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-4
-    """Of AdamW, without decay. For a LoRA adapter; the paper's 1e-7 is for full fine-tuning."""
+    """Of the optimizer, without decay. The default is for a LoRA adapter. Full fine-tuning wants less: 1e-5 to 5e-5 for
+    small models, 1e-7 in the paper."""
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    """"adamw" keeps two more numbers for every trained one; "adafactor" next to none, and its steps are relative to the
+    size of the weights."""
     max_accepted_per_task: Count = 0
     """Most accepted episodes that one task may contribute, duplicates dropped. 0: off, the paper's rule."""
     train_truncated: bool = False

@@ -347,6 +347,8 @@ class VersionPublished(Event, tag="version_published"):
     manifest_hash: str
     probe_trainer: float
     probe_rollout: float
+    changed: float | None = None
+    """Share of the weights that differ, as served, from those of the version before; None where it isn't known."""
 
 
 class StepFinished(Event, tag="step_finished"):

@@ -16,8 +16,8 @@ from whale_tui.doctor.checkup import Check, Checkup, Finding, findings
 from whale_tui.domains.base import Domain
 
 QUICK: tuple[Check, ...] = (
-    quick.data, quick.splits, quick.lengths, quick.harness, quick.ready, quick.seal, quick.disk,
-    servers.vllm,
+    quick.data, quick.splits, quick.lengths, quick.learning_rate, quick.harness, quick.ready, quick.seal,
+    quick.disk, servers.vllm,
 )  # fmt: skip
 """What every start of a run goes through. Neither a model nor an episode."""
 

@@ -46,12 +46,16 @@ def memory(checkup: Checkup) -> Finding:
     device = "cuda" if gpus else wanted if wanted != "auto" else "mps" if sys.platform == "darwin" else "cpu"
     total, free = max(gpus, key=lambda gpu: gpu[1]) if gpus else weights.machine_bytes()
     numbers, each = weights.parameters(folder), weights.bytes_a_number(device)
-    kept = 4 * numbers if 4 * numbers < weights.machine_bytes()[0] / 8 and not gpus else 0  # the fp32 base of a merge
-    least = numbers * each
-    need = 2 * least + kept + 16 * weights.adapter_parameters(checkup.config) + SPARE
+    config = checkup.config
+    merges = 4 * numbers < weights.machine_bytes()[0] / 8 and not gpus and config.model.adapt == "lora"
+    sampler = each * numbers + (4 * numbers if merges else 0)  # the latter: the fp32 base of a merge
+    trainer = weights.training_bytes(config, numbers, weights.trained_parameters(config), each)
+    least = trainer if config.model.adapt == "full" else each * numbers
+    need = (sampler if config.rollout.engine == "transformers" else 0) + trainer + SPARE
     text = f"about {need / 1e9:.1f} GB on {device}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     if least > total:
-        return fail(f"{text}: the weights alone take {least / 1e9:.1f} GB", "take a smaller model or a larger machine")
+        what = "training all weights takes" if config.model.adapt == "full" else "the weights alone take"
+        return fail(f"{text}: {what} {least / 1e9:.1f} GB", "take a smaller model or a larger machine")
     if need > free:
         return warn(f"{text} (an estimate)", "end other programs, or take a smaller model")
     return ok(text)

@@ -14,6 +14,9 @@ from whale_tui.harness.worker import can_seal
 from whale_tui.loop import alternation, retention
 from whale_tui.records import content_hash
 
+LARGE_RATES = {"adamw": 1e-4, "adafactor": 1e-3}
+"""Learning rates that are too large for all weights of a model."""
+
 MOST_HASHED = 20_000
 """Tasks that are compared here one by one; larger tables were compared by their own import, which says so."""
 
@@ -106,6 +109,17 @@ async def ready(checkup: Checkup) -> Finding | None:
     return fail(first, mend, problems[1:])
 
 
+def learning_rate(checkup: Checkup) -> Finding | None:
+    """All weights are not trained at an adapter's rate."""
+    weight = checkup.config.weight
+    if checkup.config.model.adapt != "full" or weight.learning_rate < LARGE_RATES[weight.optimizer]:
+        return None
+    return warn(
+        f"weight.learning_rate = {weight.learning_rate:g} is an adapter's: too much for all weights",
+        "set weight.learning_rate to 1e-5 or less (docs/training.md)",
+    )
+
+
 def seal(checkup: Checkup) -> Finding:
     """A worker locks itself in, tried for real."""
     sealed, why = can_seal()
@@ -122,11 +136,11 @@ def disk(checkup: Checkup) -> Finding:
     """Room for what the run will keep."""
     config = checkup.config
     free = shutil.disk_usage(_existing(checkup.place)).free
-    trained = weights.adapter_parameters(config)
-    version = 3 * 4 * trained  # fp32 weights and AdamW's two moments
+    trained = weights.trained_parameters(config)
+    version = retention.version_bytes(config, trained, weights.served_bytes(config))
     phases = config.run.cycles or 20
-    need = retention.forecast_bytes(version, config.retention.keep_versions, phases, config.run.budget_episodes)
-    what = "the run" if trained else "the run's episodes"  # the model isn't here, so its adapters' size isn't known
+    need = retention.forecast_bytes(*version, config.retention.keep_versions, phases, config.run.budget_episodes)
+    what = "the run" if trained else "the run's episodes"  # the model isn't here, so a version's size isn't known
     text = f"up to {need / 1e9:.1f} GB for {what}, {free / 1e9:.1f} GB free at {_existing(checkup.place)}"
     if free < config.retention.min_free_gb * 1e9:
         return fail(

@@ -27,15 +27,15 @@ LEARNT = [TrainSample(prompt_ids=[5, 6, 7, 8], output_ids=[9, 10, 11, 12])]
 
 
 async def vllm(checkup: Checkup) -> Finding | None:
-    """Managed servers can be started, external ones answer; adapters of this rank can be served."""
+    """Managed servers can be started, external ones answer; what the run trains can be served."""
     config, options = checkup.config, checkup.config.vllm
     if config.rollout.engine != "vllm":
         return None
     try:
-        rank = options.max_lora_rank or room_for(config.model.lora_rank)
+        rank = 0 if config.model.adapt == "full" else options.max_lora_rank or room_for(config.model.lora_rank)
     except PolicyFailure as failure:
         return fail(failure.detail, f"set model.lora_rank to {RANKS[-1]} or less")
-    if rank < config.model.lora_rank:
+    if 0 < rank < config.model.lora_rank:
         return fail(
             f"vllm.max_lora_rank = {rank} holds no adapter of model.lora_rank = {config.model.lora_rank}",
             "leave it out",
@@ -52,7 +52,8 @@ async def vllm(checkup: Checkup) -> Finding | None:
     if not told:
         return fail(f"{options.python} has no vLLM", "install it there, or set vllm.python to the python that has it")
     number = len(options.devices or [""])
-    return ok(f"vLLM {told}, {number} server{'s' if number > 1 else ''} to start, adapters up to rank {rank}")
+    what = f"adapters up to rank {rank}" if rank else "all weights of a version"
+    return ok(f"vLLM {told}, {number} server{'s' if number > 1 else ''} to start, {what}")
 
 
 async def _reached(urls: list[str]) -> Finding:
@@ -68,7 +69,7 @@ async def _reached(urls: list[str]) -> Finding:
 
 
 async def servers(checkup: Checkup) -> Finding | None:
-    """Start them all. Prompt ids, template, the base model's log-probabilities, and a trial version in its adapter."""
+    """Start them all. Prompt ids, template, the base model's log-probabilities, and a trial version served."""
     if checkup.config.rollout.engine != "vllm":
         return None
     try:
@@ -97,7 +98,8 @@ async def servers(checkup: Checkup) -> Finding | None:
             )
     with tempfile.TemporaryDirectory(prefix="whale-tui-doctor-") as scratch:
         try:
-            await engine.train(TrainRequest(minibatches=[LEARNT], learning_rate=1e-2))
+            rate = 1e-4 if checkup.config.model.adapt == "full" else 1e-2
+            await engine.train(TrainRequest(minibatches=[LEARNT], learning_rate=rate))
             made = await engine.publish("theta-trial", str(Path(scratch) / "theta-trial"))
             await engine.restore("theta-0000", None, with_optimizer=False)
         except PolicyFailure as failure:

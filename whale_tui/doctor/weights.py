@@ -30,16 +30,26 @@ def parameters(folder: Path) -> int:
     return sum(math.prod(shape) for _, shape in shapes(folder))
 
 
-def adapter_parameters(config: Config) -> int:
-    """Numbers that an adapter of this config trains; 0 while the model isn't on this machine, or isn't one."""
+def trained_parameters(config: Config) -> int:
+    """Numbers that training changes; 0 while the model isn't on this machine, or isn't one."""
     try:
         folder = source.on_disk(config.model.name)
     except PolicyFailure:  # the check of the model says so
         return 0
+    if folder is not None and config.model.adapt == "full":
+        return parameters(folder)
     adapted = (
         [shape for name, shape in shapes(folder) if name.removesuffix(".weight").endswith(ADAPTED)] if folder else []
     )
     return sum(config.model.lora_rank * sum(shape) for shape in adapted if len(shape) == 2)
+
+
+def training_bytes(config: Config, numbers: int, trained: int, each: int) -> int:
+    """Memory of the trainer, activations apart: its weights (fp32 where they are trained), gradients and the
+    optimizer's state. each: bytes of a number as it is computed with.
+    """
+    state = (8 if config.weight.optimizer == "adamw" else 0) + 4
+    return (4 if config.model.adapt == "full" else each) * numbers + (4 + state) * trained
 
 
 def machine_bytes() -> tuple[int, int]:
@@ -61,6 +71,13 @@ def gpu_bytes() -> list[tuple[int, int]]:
         return [(int(total) << 20, int(free) << 20) for total, free in rows]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
+
+
+def served_bytes(config: Config) -> int:
+    """Of a number as rollouts hold it; the larger where the device isn't known yet."""
+    if config.rollout.engine == "vllm":
+        return 4 if config.vllm.dtype == "float32" else 2
+    return bytes_a_number("cuda" if config.model.device == "cuda" else "cpu")
 
 
 def bytes_a_number(device: str) -> int:

@@ -55,6 +55,8 @@ def write(
     if adapter and weights is None:
         raise RunDirError(f"{policy} is the base model itself: it has no adapter; export it without --adapter")
     resolved = load(rundir.config)
+    if adapter and resolved.config.model.adapt == "full":
+        raise RunDirError(f"{rundir.name} trains all weights, and no adapter; export it without --adapter")
     made = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
     try:
         base = source.resolve(resolved.config.model.name, note)

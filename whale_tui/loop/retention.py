@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from whale_tui.config import Config
 from whale_tui.loop.state import RunState
 from whale_tui.rundir import RunDir
 
@@ -29,6 +30,18 @@ def clean(rundir: RunDir, state: RunState, newest: int) -> None:
                 (folder / "optimizer.pt").unlink(missing_ok=True)
 
 
-def forecast_bytes(version_bytes: int, newest: int, phases: int, episodes: int, bytes_per_episode: int = 1500) -> int:
-    """Disk that a run will hold at its end: kept versions (the newest with its optimizer) and episode records."""
-    return version_bytes * (newest + phases + 2) + episodes * bytes_per_episode
+def version_bytes(config: Config, trained: int, served: int) -> tuple[int, int]:
+    """Disk of a version, and of what resuming needs beside the newest. trained: numbers that training changes; served:
+    bytes of one as rollouts hold it.
+    """
+    optimizer = 8 * trained if config.weight.optimizer == "adamw" else 0
+    if config.model.adapt == "lora":
+        return 4 * trained, optimizer
+    return served * trained, optimizer + (4 * trained if served < 4 else 0)
+
+
+def forecast_bytes(
+    kept: int, resume: int, newest: int, phases: int, episodes: int, bytes_per_episode: int = 1500
+) -> int:
+    """Disk that a run will hold at its end: versions, what two of them need to resume, and episode records."""
+    return kept * (newest + phases + 2) + 2 * resume + episodes * bytes_per_episode

@@ -96,7 +96,7 @@ async def train_step(run: Run) -> None:
         r.VersionPublished(
             policy=name, hash=published.hash, parent=sampled.policy, path=str(folder.relative_to(run.rundir.path)),
             manifest_hash=published.manifest_hash, probe_trainer=published.probe_trainer,
-            probe_rollout=published.probe_rollout,
+            probe_rollout=published.probe_rollout, changed=published.changed,
         ),
         finished(
             policy=name, trained=len(kept), trained_tokens=trained.tokens,

@@ -25,7 +25,8 @@ def words(event: r.AnyEvent) -> str:
             return f"step {event.step}: {event.policy} x {event.harness} {_batch(event.batch)}"
         case r.VersionPublished():
             gap = abs(event.probe_trainer - event.probe_rollout)
-            return f"{event.policy} published and proved (probe differs by {gap:.1e})"
+            changed = f"; {event.changed:.1%} of the weights changed" if event.changed is not None else ""
+            return f"{event.policy} published and proved (probe differs by {gap:.1e}{changed})"
         case r.StepFinished():
             if event.skipped:
                 return f"step {event.step}: no update ({event.skipped}); {event.policy} stays"

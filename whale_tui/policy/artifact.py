@@ -1,12 +1,12 @@
-"""The folder of a published version: adapter in peft's layout, optimizer state, and a manifest that names every
-hash.
+"""The folder of a published version: an adapter in peft's layout or a model in the hub's, optimizer state, and a
+manifest that names every hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,21 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from whale_tui.policy.protocol import PolicyFailure
 from whale_tui.rundir import sha256_file
 
 ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 OPTIMIZER = "optimizer.pt"
 MANIFEST = "manifest.json"
 
 
 class Manifest(Struct):
-    """`hash` is the version's: over adapter tensors and base hash. `files` holds the sha256 of every other file."""
+    """`hash` is the version's: over its tensors and the base hash. `files` holds the sha256 of every other file."""
 
     version: str
     hash: str
@@ -36,12 +38,46 @@ class Manifest(Struct):
 
 def hash_tensors(tensors: Mapping[str, Tensor], base_hash: str) -> str:
     """First 16 hex digits of sha256 over the base hash and each tensor's name, type, shape and bytes, in name order."""
+    return _hash(((name, tensors[name]) for name in sorted(tensors)), base_hash)
+
+
+def hash_weights(folder: Path, base_hash: str) -> str:
+    """The same over the tensors in a version's files: what is served of it."""
+    return _hash(each_weight(folder), base_hash)
+
+
+def _hash(tensors: Iterable[tuple[str, Tensor]], base_hash: str) -> str:
     digest = hashlib.sha256(base_hash.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+    for name, found in tensors:
+        tensor = found.detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
+
+
+def is_full(folder: Path) -> bool:
+    """Whether a version is all of a model's weights, and not an adapter."""
+    return not (folder / ADAPTER).exists()
+
+
+def each_weight(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a folder's safetensors files, by name, read one after the other."""
+    files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+    of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    for name in sorted(of):
+        yield name, of[name].get_tensor(name)
+
+
+def changed_share(folder: Path, before: Path, dtype: torch.dtype) -> float:
+    """Share of a full version's numbers that are others in `before` (a version or the base), both as served."""
+    files = [safe_open(path, framework="pt") for path in before.glob("*.safetensors")]
+    of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+    changed = total = 0
+    for name, tensor in each_weight(folder):
+        if name in of:
+            changed += int((of[name].get_tensor(name).to(dtype) != tensor).sum())
+            total += tensor.numel()
+    return changed / total if total else 0.0
 
 
 def hash_base(folder: Path) -> str:
@@ -56,28 +92,28 @@ def write(
     folder: Path,
     version: str,
     base_hash: str,
-    adapter: Mapping[str, Tensor],
-    adapter_config: Mapping[str, Any],
-    optimizer: Mapping[str, Any],
+    put: Callable[[Path, str], str],
+    optimizer: Callable[[], Mapping[str, Any]],
 ) -> tuple[str, str]:
-    """Write a version into `folder` (beside it first, then renamed). Returns its hash and the manifest's."""
+    """Write a version into `folder` (beside it first, then renamed): `put` its weights, which says their hash, and
+    what `optimizer` says. Returns its hash and the manifest's.
+    """
     if folder.exists():
         raise PolicyFailure("publish-unproved", f"{folder} exists already: a version is published once")
     made = folder.with_name(f".{folder.name}.unfinished-{os.getpid()}")
     try:
         made.mkdir(parents=True)
-        save_file({name: t.detach().cpu().contiguous() for name, t in adapter.items()}, made / ADAPTER)
-        (made / "adapter_config.json").write_bytes(msgspec.json.format(msgspec.json.encode(adapter_config), indent=2))
-        torch.save(optimizer, made / OPTIMIZER)
+        hash = put(made, base_hash)
+        torch.save(optimizer(), made / OPTIMIZER)
         files = {path.name: sha256_file(path) for path in sorted(made.iterdir())}
-        manifest = Manifest(version=version, hash=hash_tensors(adapter, base_hash), base_hash=base_hash, files=files)
+        manifest = Manifest(version=version, hash=hash, base_hash=base_hash, files=files)
         (made / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
         for path in made.iterdir():
             _fsync(path)
         _fsync(made)
         made.rename(folder)
         _fsync(folder.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter is a full disk too
         for path in made.glob("*"):
             path.unlink()
         if made.exists():
@@ -130,7 +166,7 @@ def _fsync(path: Path) -> None:
 
 def deltas(folder: Path) -> dict[str, Callable[[], Tensor]]:
     """What a version's adapter adds to the weight of each module, as read from its files: module -> fp32 [out, in]."""
-    config = msgspec.json.decode((folder / "adapter_config.json").read_bytes())
+    config = msgspec.json.decode((folder / ADAPTER_CONFIG).read_bytes())
     scale = config["lora_alpha"] / config["r"]
     adapter = read_adapter(folder)
 

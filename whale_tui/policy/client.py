@@ -33,7 +33,8 @@ class TransformersEngine:
     device: "auto" (cuda, mps, cpu), or one by name. dtype: "auto" (bf16 where the processor has it), "float32",
     "bfloat16". max_rows: most calls sampled at once. pack_nodes: size of a training microbatch, in nodes of the token
     trie. log_path: where everything the worker prints goes. on_note: called with progress in words. sample: False
-    where servers sample and this worker only trains; what these must prove is then in `probe`.
+    where servers sample and this worker only trains; what these must prove is then in `probe`. full: all weights are
+    trained, and versions hold them in the type `served`. optimizer, checkpointing: as in the config.
     """
 
     info: PolicyInfo
@@ -56,6 +57,10 @@ class TransformersEngine:
         seed: int = 0,
         fast: bool = True,
         sample: bool = True,
+        full: bool = False,
+        served: str = "",
+        optimizer: str = "adamw",
+        checkpointing: bool = False,
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._load = wire.Load(
@@ -70,6 +75,10 @@ class TransformersEngine:
             seed=seed,
             fast=fast,
             sample=sample,
+            full=full,
+            served=served,
+            optimizer=optimizer,
+            checkpointing=checkpointing,
         )
         self._log_path = Path(log_path)
         self._on_note = on_note

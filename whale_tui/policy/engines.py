@@ -23,12 +23,35 @@ def build(
     hear of progress, of what belongs into the journal, and that `VllmEngine.status` has changed.
     """
     servers = config.rollout.engine == "vllm"
-    worker = TransformersEngine(
-        model, device=config.model.device, lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
-        max_rows=config.rollout.max_rows, seed=config.run.seed, log_path=log_path, sample=not servers, on_note=on_note,
-    )  # fmt: skip
+    worker = worker_of(
+        config, model, log_path, sample=not servers, served=served_dtype(config) if servers else "", on_note=on_note
+    )
     if not servers:
         return worker
     return VllmEngine(
         worker, config, model, log_path.parent, on_note=on_note, on_warning=on_warning, on_status=on_status
     )
+
+
+def worker_of(
+    config: Config,
+    model: Path,
+    log_path: Path,
+    *,
+    sample: bool = True,
+    served: str = "",
+    max_rows: int = 0,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> TransformersEngine:
+    """The policy worker alone. served: the type of a full version's files. max_rows: 0 for the config's."""
+    return TransformersEngine(
+        model, device=config.model.device, lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
+        max_rows=max_rows or config.rollout.max_rows, seed=config.run.seed, log_path=log_path, sample=sample,
+        full=config.model.adapt == "full", served=served, optimizer=config.weight.optimizer,
+        checkpointing=config.model.checkpointing, on_note=on_note,
+    )  # fmt: skip
+
+
+def served_dtype(config: Config) -> str:
+    """What servers compute in, as far as this side can know it: external ones take what the model's files have."""
+    return config.vllm.dtype if config.vllm.mode == "managed" else "auto"

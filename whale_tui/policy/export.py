@@ -42,6 +42,8 @@ def main() -> int:
         if args.adapter:
             copy_adapter(args.version, args.folder)
             written = compute
+        elif args.version is not None and artifact.is_full(args.version):
+            written = copy_weights(args.version, args.folder)
         else:
             written = merge(args.base, args.version, args.folder, compute)
     except (PolicyFailure, OSError) as error:
@@ -108,9 +110,18 @@ def _describe(base: Path, folder: Path, written: torch.dtype, size: int) -> None
         (folder / path.name).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
+def copy_weights(version: Path, folder: Path) -> torch.dtype:
+    """The model that a full version is, as rollouts served it. Returns its type."""
+    for path in (*version.glob("*.safetensors"), *version.glob("*.safetensors.index.json"), version / "config.json"):
+        shutil.copyfile(path, folder / path.name)
+    return getattr(torch, json.loads((version / "config.json").read_text(encoding="utf-8"))["dtype"])
+
+
 def copy_adapter(version: Path | None, folder: Path) -> None:
     if version is None:
         raise PolicyFailure("no-adapter", "theta-0000 is the base model itself: it has no adapter")
+    if artifact.is_full(version):
+        raise PolicyFailure("no-adapter", f"{version.name} is all weights of a model: it has no adapter")
     for name in (artifact.ADAPTER, "adapter_config.json"):
         shutil.copyfile(version / name, folder / name)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whale_tui.policy import artifact, proof, wire
+from whale_tui.policy import artifact, proof, serving, wire
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.fit import why_not_fast
 from whale_tui.policy.plain import PlainSampler
@@ -23,7 +23,7 @@ from whale_tui.policy.rows import Row, Stops
 from whale_tui.policy.sampler import FastSampler
 from whale_tui.policy.trainer import Trainer
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class HeldPolicy:
@@ -71,19 +71,19 @@ class HeldPolicy:
         self._model = Path(ask.model_path)
         started = time.perf_counter()
         try:
-            config = json.loads((self._model / "config.json").read_text())
+            self._config = json.loads((self._model / "config.json").read_text())
             self._device = pick_device(ask.device)
             self._dtype = DTYPES[ask.dtype] if ask.dtype != "auto" else pick_dtype(self._device)
             self._chat = ChatTokenizer(self._model)
             self._base_hash = artifact.hash_base(self._model)
             self._note(f"loading {self._model.name} on {self._device} in {_name(self._dtype)}")
-            self._why_plain = why_not_fast(config, self._model) or ("" if ask.fast else "switched off")
+            self._why_plain = why_not_fast(self._config, self._model) or ("" if ask.fast else "switched off")
             self._probe = self._chat.encode(proof.TEXT)
             if not ask.sample:
                 return self._load_trainer_alone(started)
             sampler = PlainSampler if self._why_plain else FastSampler
             stops = Stops(self._chat.decode)
-            self._sampler = sampler(self._model, self._device, self._dtype, stops, ask.max_rows)
+            self._sampler = sampler(self._model, self._device, self._dtype, stops, ask.max_rows, merges=not ask.full)
         except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
             raise PolicyFailure("bad-model", f"{self._model}: {type(error).__name__}: {error}") from None
         self._rollout_base = self._sampler.probe(self._probe)
@@ -95,7 +95,9 @@ class HeldPolicy:
             device=str(self._device),
             compute_dtype=_name(self._dtype),
             parameters=self._sampler.parameters,
-            trained_parameters=sum(ask.lora_rank * (a + b) for a, b in self._sampler.linears.values()),
+            trained_parameters=self._sampler.parameters
+            if ask.full
+            else sum(ask.lora_rank * (a + b) for a, b in self._sampler.linears.values()),
             fast_path=not self._why_plain,
             note=f"plain sampling path: {self._why_plain}" if self._why_plain else "",
         )
@@ -109,7 +111,8 @@ class HeldPolicy:
             tokenizer_hash=self._chat.hash,
             device=str(self._device),
             compute_dtype=_name(self._dtype),
-            parameters=sum(p.numel() for p in trainer.model.parameters()) - trainer.trained_parameters,
+            parameters=sum(p.numel() for p in trainer.model.parameters())
+            - (0 if self._ask.full else trainer.trained_parameters),
             trained_parameters=trainer.trained_parameters,
             fast_path=False,
         )
@@ -124,12 +127,24 @@ class HeldPolicy:
                 alpha=self._ask.lora_alpha,
                 seed=self._ask.seed,
                 compute=self._dtype,
-                packed=why_not_fast(json.loads((self._model / "config.json").read_text()), self._model) == "",
+                packed=why_not_fast(self._config, self._model) == "",
                 pack_nodes=self._ask.pack_nodes,
+                full=self._ask.full,
+                served=self._served_dtype(),
+                optimizer=self._ask.optimizer,
+                checkpointing=self._ask.checkpointing,
             )
             self._trainer_base = self._trainer.probe(self._probe)
-            self._set_trainer(self._trainer)
+            if self._folder is not None:
+                self._set_trainer(self._trainer)
         return self._trainer
+
+    def _served_dtype(self) -> torch.dtype:
+        """In which a full version is written."""
+        wanted = self._ask.served
+        if wanted == "auto":
+            wanted = str(self._config.get("dtype") or self._config.get("torch_dtype") or "bfloat16")
+        return DTYPES.get(wanted, torch.bfloat16) if wanted else self._dtype
 
     # ------------------------------------------------------------------------------------------- sampling and training
 
@@ -171,21 +186,19 @@ class HeldPolicy:
         self._trained = False
 
     def _set_trainer(self, trainer: Trainer) -> None:
-        if self._folder is None:
-            trainer.reset()
-        else:
-            optimizer = artifact.read_optimizer(self._folder) if self._with_optimizer else None
-            trainer.load(artifact.read_adapter(self._folder), optimizer)
+        trainer.restore(self._folder, with_optimizer=self._with_optimizer)
 
     # --------------------------------------------------------------------------------------------- publish and restore
 
     def _publish(self, version: str, folder: Path) -> Publication:
         trainer = self._need_trainer()
-        hash, manifest_hash = artifact.write(
-            folder, version, self._base_hash, trainer.adapter(), trainer.adapter_config(), trainer.optimizer_state()
-        )
+        hash, manifest_hash = trainer.write(folder, version, self._base_hash)
         self._proved = False
-        probe_trainer, probe_rollout = self._serve(folder, hash)
+        probe_trainer, probe_rollout, changed = self._serve(folder, hash)
+        if self._ask.full:
+            changed = artifact.changed_share(folder, self._folder or self._model, self._served_dtype())
+        if changed is not None:
+            self._note(f"{version}: {changed:.2%} of the weights differ from the version before as served")
         self._folder, self._with_optimizer, self._trained, self._proved = folder, True, False, True
         return Publication(
             version=version,
@@ -194,19 +207,27 @@ class HeldPolicy:
             manifest_hash=manifest_hash,
             probe_trainer=probe_trainer,
             probe_rollout=probe_rollout,
+            changed=changed,
         )
 
     def _restore(self, folder: Path | None, with_optimizer: bool) -> str:
         hash = self._base_hash
         if folder is not None:
             hash = artifact.verify(folder, self._base_hash, with_optimizer=with_optimizer).hash
+            if artifact.is_full(folder) != self._ask.full:
+                kinds = ("an adapter", "all weights")
+                said = f"{folder} holds {kinds[not self._ask.full]}, model.adapt is for {kinds[self._ask.full]}"
+                raise PolicyFailure("artifact-corrupt", said)
         self._proved = False
         self._folder, self._with_optimizer, self._trained = folder, with_optimizer, False
         if folder is None:
             if self._trainer is not None:
-                self._trainer.reset()
+                self._set_trainer(self._trainer)
             if self._ask.sample:
-                self._sampler.load({})
+                if self._ask.full:
+                    serving.take_weights(self._sampler, self._model)
+                else:
+                    self._sampler.load({})
                 base = self._rollout_base
                 _prove(base, self._sampler.probe(self._probe), base, base, self._dtype)
         else:
@@ -218,23 +239,26 @@ class HeldPolicy:
         self._proved = True
         return hash
 
-    def _serve(self, folder: Path, hash: str) -> tuple[float, float]:
-        """Load a version into the sampler from its files, and prove it. Returns the probe's means (trainer,
-        rollouts).
+    def _serve(self, folder: Path, hash: str) -> tuple[float, float, float | None]:
+        """Load a version into the sampler from its files, and prove it. Returns the probe's means (trainer, rollouts)
+        and, of an adapter, the share of the weights that differ from what was served before.
         """
-        loaded = artifact.hash_tensors(artifact.read_adapter(folder), self._base_hash)
+        loaded = artifact.hash_weights(folder, self._base_hash)
         if loaded != hash:
-            raise PolicyFailure("publish-unproved", f"the adapter read back has hash {loaded}, not {hash}")
+            raise PolicyFailure("publish-unproved", f"{folder} read back has hash {loaded}, not {hash}")
+        trainer = self._need_trainer()
+        trainer.held.prove_written(folder)
         if not self._ask.sample:  # each server proves it by itself
-            return float(self._need_trainer().probe(self._probe).mean()), math.nan
-        deltas = artifact.deltas(folder)
-        self._sampler.load(deltas)
-        self._note(
-            f"{folder.name}: {self._prove_weights(deltas):.0%} of the adapted weights differ from the base as served"
-        )
-        trainer, rollout = self._need_trainer().probe(self._probe), self._sampler.probe(self._probe)
-        _prove(trainer, rollout, self._trainer_base, self._rollout_base, self._dtype)
-        return float(trainer.mean()), float(rollout.mean())
+            return float(trainer.probe(self._probe).mean()), math.nan, None
+        changed = None
+        if self._ask.full:
+            serving.take_weights(self._sampler, folder)
+        else:
+            from_base, changed = serving.take_adapter(self._sampler, folder, self._dtype)
+            self._note(f"{folder.name}: {from_base:.0%} of the adapted weights differ from the base as served")
+        trained, rollout = trainer.probe(self._probe), self._sampler.probe(self._probe)
+        _prove(trained, rollout, self._trainer_base, self._rollout_base, self._dtype)
+        return float(trained.mean()), float(rollout.mean()), changed
 
     def _told(self) -> list[float]:
         """What servers have to give the probe, where they sample."""
@@ -246,22 +270,6 @@ class HeldPolicy:
         """Servers that sleep on this GPU are about to wake: what torch keeps of it for later is theirs."""
         if not self._ask.sample and self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _prove_weights(self, deltas: dict[str, Callable[[], torch.Tensor]]) -> float:
-        """Compare the served weights of some modules, spread over the depth, with base + delta. Returns the share
-        changed.
-        """
-        moved = asked = 0.0
-        changed = total = 0
-        modules = list(deltas)
-        for module in modules[:: max(1, len(modules) // 16)]:
-            served, base, delta = self._sampler.served(module), self._sampler.base(module), deltas[module]()
-            moved += float(((served - base) * delta).sum(dtype=torch.float64))
-            asked += float(delta.square().sum(dtype=torch.float64))
-            changed += int((served != base.to(self._dtype).float()).sum())
-            total += served.numel()
-        proof.prove_weights(moved, asked)
-        return changed / total if total else 0.0
 
 
 def pick_device(wanted: str) -> torch.device:

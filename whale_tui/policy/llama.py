@@ -1,7 +1,8 @@
 """A dense Llama-like decoder for inference: fused projections, packed tokens, attention left to the caller.
 
 Matrices are held once, in the compute dtype (bf16 or fp32); norms and the residual stream are fp32. A weight version
-is merged into them in place, each time from the fp32 base in the model's files, so that nothing drifts.
+is merged into them in place, each time from the fp32 base in the model's files, so that nothing drifts; one of all
+weights takes their place.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Layer:
 
 
 class Llama:
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """merges: versions are adapters, merged from the base; False: they are weights of their own (`replace`)."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, *, merges: bool = True) -> None:
         config = json.loads((folder / "config.json").read_text())
         self.device, self.dtype = device, dtype
         self.hidden = config["hidden_size"]
@@ -63,7 +66,8 @@ class Llama:
         self.norm = self._base("model.norm.weight").to(device)
         self._kept: dict[str, Tensor] = {}
         self._shapes = {name.split(".", 3)[3]: shape for name, shape in self.linears().items()}
-        self._keep_base()
+        if merges:
+            self._keep_base()
         self.layers = [self._layer(i) for i in range(self.depth)]
         self._frequencies, self._rope_scale = _rope(config, folder, self.head_dim)
         self._rope_table(1024)
@@ -98,6 +102,34 @@ class Llama:
             if module in deltas:
                 weight = weight + deltas[module]()
             self._view(module).copy_(weight)
+
+    @torch.no_grad()
+    def replace(self, folder: Path) -> None:
+        """Take every weight from the files of another folder of the same model."""
+        files = _Files(folder)
+        for name, weight in self.weights().items():
+            weight.copy_(files.tensor(name))
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is computed with, by the names that files give it. Views: they change what is served."""
+        found = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if self.head is not self.embedding:
+            found["lm_head.weight"] = self.head
+        for module in self.linears():
+            found[f"{module}.weight"] = self._view(module)
+        for i, layer in enumerate(self.layers):
+            prefix = f"model.layers.{i}."
+            found[f"{prefix}input_layernorm.weight"] = layer.attention_norm
+            found[f"{prefix}post_attention_layernorm.weight"] = layer.mlp_norm
+            if layer.q_norm is not None and layer.k_norm is not None:
+                found[f"{prefix}self_attn.q_norm.weight"] = layer.q_norm
+                found[f"{prefix}self_attn.k_norm.weight"] = layer.k_norm
+            if layer.qkv_bias is not None:
+                parts = layer.qkv_bias.split([self._shapes[part][1] for part in FUSED["qkv"]])
+                found |= {f"{prefix}{part}.bias": bias for part, bias in zip(FUSED["qkv"], parts, strict=True)}
+            if layer.o_bias is not None:
+                found[f"{prefix}self_attn.o_proj.bias"] = layer.o_bias
+        return found
 
     def base(self, module: str) -> Tensor:
         """A module's weight as the model's files have it: fp32 [out, in], on the CPU."""

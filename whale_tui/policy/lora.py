@@ -1,4 +1,5 @@
-"""LoRA layers as one product: the adapter is merged into a copy of the weight, its gradient taken at the merged weight.
+"""A LoRA adapter as what is trained, and its layers as one product: it is merged into a copy of the weight, its
+gradient taken at the merged weight.
 
 x W' with W' = W + scale * B A, rounded to the compute dtype exactly as the sampler rounds what it serves, so gradients
 are taken at the policy that was sampled from. The adapter's own gradients follow from those of W' without forming them:
@@ -7,11 +8,95 @@ dB = scale * dy^T (x A^T), dA = scale * (dy B)^T x.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
+
+from whale_tui.policy import artifact, trie
+
+
+class Adapter:
+    """LoRA over frozen weights. Its state is fully described by `tensors()`; what is served of it is merged, so there
+    is nothing to keep beside its files.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        *,
+        rank: int,
+        alpha: int,
+        seed: int,
+        compute: torch.dtype,
+        packed: bool,
+    ) -> None:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        self.causal: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        self.causal.config.use_cache = False
+        torch.manual_seed(seed)
+        config = LoraConfig(
+            r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        self.model: Any = get_peft_model(self.causal, config).to(device).train()
+        self.model.peft_config["default"].base_model_name_or_path = str(folder)
+        if packed:
+            trie.use(self.causal)
+        self._merged = use(self.model, compute)
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._initial = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def prepare(self) -> None:
+        """The adapter may have changed since: a product of rank r a layer, nothing beside a forward."""
+        for layer in self._merged:
+            layer.merge()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Under the names that peft (and so vLLM) gives them in a file."""
+        return {_file_name(name): p.detach() for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Back to the base model: the adapter as it was first drawn."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self._initial[name])
+
+    @torch.no_grad()
+    def read(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Take over a version's adapter."""
+        adapter = artifact.read_adapter(folder)
+        expected = {_file_name(name): p for name, p in self.parameters.items()}
+        if set(expected) != set(adapter) or any(expected[n].shape != t.shape for n, t in adapter.items()):
+            raise ValueError("the adapter has other layers or another rank than this run's")
+        for name, parameter in expected.items():
+            parameter.copy_(adapter[name])
+
+    def beside(self) -> dict[str, Any]:
+        return {}
+
+    def write(self, folder: Path, base_hash: str) -> str:
+        """The files of a version, into a folder that is there. Returns the version's hash."""
+        tensors = self.tensors()
+        save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / artifact.ADAPTER)
+        config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
+        config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+        (folder / artifact.ADAPTER_CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2))
+        return artifact.hash_tensors(tensors, base_hash)
+
+    def prove_written(self, folder: Path) -> None:
+        """The hash is that of what is trained."""
+
+
+def _file_name(parameter: str) -> str:
+    return parameter.replace(".default.weight", ".weight")
 
 
 class _Product(torch.autograd.Function):

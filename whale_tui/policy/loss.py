@@ -28,6 +28,10 @@ class Pack(Struct):
     targets: list[int]
     weights: list[float]
 
+    def is_path(self) -> bool:
+        """Whether it can't be split into smaller ones: every node stands on the one before."""
+        return all(end == len(self.ids) for end in self.ends)
+
     def mask(self, device: torch.device) -> Tensor:
         """[1, 1, nodes, nodes], true where the row may attend to the column."""
         ends = torch.tensor(self.ends, device=device)

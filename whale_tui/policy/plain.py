@@ -22,7 +22,16 @@ from whale_tui.policy.trainer import Interrupted
 class PlainSampler:
     """Same interface as sampler.FastSampler."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, stops: Stops, max_rows: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        stops: Stops,
+        max_rows: int,
+        *,
+        merges: bool = True,
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
@@ -32,7 +41,7 @@ class PlainSampler:
         self.linears = {name: (m.in_features, m.out_features) for name, m in modules.items()}
         # Versions are merged from the fp32 base each time; where the served copy is fp32 on the CPU too, this is its
         # double.
-        self._base = {name: m.weight.detach().clone() for name, m in modules.items()}
+        self._base = {name: m.weight.detach().clone() for name, m in modules.items()} if merges else {}
         self.model = model.to(device, dtype)
         self.device = device
         self.vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -47,6 +56,19 @@ class PlainSampler:
         for name, base in self._base.items():
             self.model.get_submodule(name).weight.copy_(base + deltas[name]() if name in deltas else base)
         self.clear()
+
+    @torch.no_grad()
+    def replace(self, folder: Path) -> None:
+        """Serve the weights in a folder's files."""
+        from transformers import AutoModelForCausalLM
+
+        found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        for name, weight in self.weights().items():
+            weight.copy_(found[name])
+        self.clear()
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters())
 
     def served(self, module: str) -> Tensor:
         return self.model.get_submodule(module).weight.float().cpu()

@@ -26,6 +26,13 @@ class CallLost(PolicyFailure):
     """One call was lost with the server that had it, and the policy goes on: its episode is `invalid`, no other."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of a GPU or of the machine: torch has a class for the one and says the other in words."""
+    text = str(error).lower()
+    said = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(words in text for words in said)
+
+
 class PolicyInfo(Struct):
     """What was loaded. `base_hash` is the hash of the base weights: it is also the hash of theta-0000."""
 
@@ -96,6 +103,8 @@ class Publication(Struct):
     manifest_hash: str
     probe_trainer: float
     probe_rollout: float
+    changed: float | None = None
+    """Share of the weights that differ, as served, from those of the version before; None where it isn't known."""
 
 
 class PolicyEngine(Protocol):

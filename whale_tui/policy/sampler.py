@@ -68,12 +68,22 @@ class Prompt:
 class FastSampler:
     """Samples rows under one version of the weights.
 
-    `submit` queues rows; `advance` samples until at least one is finished; `load` serves another version; `probe`
-    gives the log-probabilities of a text. All that happens follows from the sequence of these calls.
+    `submit` queues rows; `advance` samples until at least one is finished; `load` and `replace` serve another version,
+    an adapter or all weights (`merges` False); `probe` gives the log-probabilities of a text. All that happens follows
+    from the sequence of these calls.
     """
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, stops: Stops, max_rows: int) -> None:
-        self.model = Llama(folder, device, dtype)
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        stops: Stops,
+        max_rows: int,
+        *,
+        merges: bool = True,
+    ) -> None:
+        self.model = Llama(folder, device, dtype, merges=merges)
         self.parameters = self.model.parameters
         self.linears = self.model.linears()
         self._stops = stops
@@ -88,6 +98,14 @@ class FastSampler:
         """Serve base + delta."""
         self.clear()
         self.model.load(deltas)
+
+    def replace(self, folder: Path) -> None:
+        """Serve the weights in a folder's files."""
+        self.clear()
+        self.model.replace(folder)
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.model.weights()
 
     def served(self, module: str) -> Tensor:
         return self.model.served(module)

@@ -1,11 +1,13 @@
-"""The trainer's half of the policy: LoRA over frozen fp32 weights, AdamW, one epoch over what was accepted."""
+"""The trainer's half of the policy: one epoch over what was accepted. What it trains is an adapter (lora.py) or all
+weights (full.py).
+"""
 
 from __future__ import annotations
 
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whale_tui.policy import lora, loss, trie
-from whale_tui.policy.protocol import Trained, TrainRequest, TrainSample
+from whale_tui.policy import artifact, loss, trie
+from whale_tui.policy.full import Weights
+from whale_tui.policy.lora import Adapter
+from whale_tui.policy.protocol import PolicyFailure, Trained, TrainRequest, TrainSample, is_out_of_memory
 
 CLIP = 1.0
 PADDED_ROWS = 8
@@ -25,10 +29,11 @@ class Interrupted(Exception):
 
 
 class Trainer:
-    """Holds adapter and optimizer. Its state is fully described by `adapter()` and `optimizer_state()`.
+    """Holds what is trained and its optimizer. `restore` and `write` carry the whole of its state.
 
     compute: the dtype of autocast; fp32 for none. packed: samples go through the token trie; where an architecture
-    does not take its mask, through padded rows instead.
+    does not take its mask, through padded rows instead. full: all weights are trained, and a version holds them in the
+    dtype `served`. checkpointing: activations are computed again in the backward pass.
     """
 
     def __init__(
@@ -36,34 +41,33 @@ class Trainer:
         folder: Path,
         device: torch.device,
         *,
-        rank: int,
-        alpha: int,
-        seed: int,
         compute: torch.dtype,
         packed: bool,
+        rank: int = 16,
+        alpha: int = 32,
+        seed: int = 0,
         pack_nodes: int = 1024,
+        full: bool = False,
+        served: torch.dtype = torch.float32,
+        optimizer: str = "adamw",
+        checkpointing: bool = False,
     ) -> None:
-        from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM
-
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-        base.config.use_cache = False
-        torch.manual_seed(seed)
-        config = LoraConfig(
-            r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules="all-linear", task_type="CAUSAL_LM"
+        self.held = (
+            Weights(folder, device, served=served, packed=packed)
+            if full
+            else Adapter(folder, device, rank=rank, alpha=alpha, seed=seed, compute=compute, packed=packed)
         )
-        self.model = get_peft_model(base, config).to(device).train()
-        self.model.peft_config["default"].base_model_name_or_path = str(folder)
-        if packed:
-            trie.use(base)
-        self._merged = lora.use(self.model, compute)
+        self.model = self.held.model
+        if checkpointing:
+            _checkpoint(self.held.causal, folder)
         self.device = device
         self.compute = compute
         self.packed = packed
         self.pack_nodes = pack_nodes
-        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.padded_rows = PADDED_ROWS
+        self.parameters = self.held.parameters
         self.trained_parameters = sum(p.numel() for p in self.parameters.values())
-        self._initial = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self._optimizer_name = optimizer
         self._new_optimizer()
 
     # ------------------------------------------------------------------------------------------------------ training
@@ -80,7 +84,7 @@ class Trainer:
             tokens = loss.token_count(minibatch)
             if tokens == 0:
                 continue
-            total = self.gradient(minibatch, interrupted)
+            total = self.gradient(minibatch, interrupted, note)
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
             if total == total and abs(total) != float("inf") and norm == norm and norm != float("inf"):
                 self.optimizer.step()
@@ -95,13 +99,31 @@ class Trainer:
         done.peak_bytes = peak_bytes(self.device)
         return done
 
-    def gradient(self, minibatch: Sequence[TrainSample], interrupted: Callable[[], bool] = lambda: False) -> float:
-        """Add the gradient of one minibatch's loss to the parameters; returns the loss."""
-        self._merge()
+    def gradient(
+        self,
+        minibatch: Sequence[TrainSample],
+        interrupted: Callable[[], bool] = lambda: False,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> float:
+        """Add the gradient of one minibatch's loss to the parameters; returns the loss.
+
+        Where memory runs out it is begun anew in smaller parts, whose gradients add up to the same.
+        """
+        self.held.prepare()
         tokens = loss.token_count(minibatch)
+        while True:
+            try:
+                return self._accumulate(minibatch, tokens, interrupted)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                said = str(error).partition("\n")[0]
+            self.optimizer.zero_grad(set_to_none=True)
+            self._smaller(said, note)
+
+    def _accumulate(self, minibatch: Sequence[TrainSample], tokens: int, interrupted: Callable[[], bool]) -> float:
         total = 0.0
-        parts = self._packed(minibatch, tokens) if self.packed else self._padded(minibatch, tokens)
-        for part in parts:
+        for part in self._packed(minibatch, tokens) if self.packed else self._padded(minibatch, tokens):
             part.backward()
             total += part.item()
             if interrupted():
@@ -109,9 +131,27 @@ class Trainer:
                 raise Interrupted
         return total
 
-    def _packed(self, minibatch: Sequence[TrainSample], tokens: int):
-        base: Any = self.model.get_base_model()
+    def _smaller(self, said: str, note: Callable[[str], None]) -> None:
+        """Half the size of a part, from now on. Raises PolicyFailure where the part was a single sample."""
+        if self._longest_alone:
+            raise PolicyFailure(
+                "out-of-memory",
+                f"training one sample of {self._longest_alone} tokens takes more memory than there is ({said}); "
+                "set model.checkpointing = true, or lower rollout.max_context",
+            )
+        if self.packed:
+            self.pack_nodes //= 2
+        else:
+            self.padded_rows //= 2
+        size = f"{self.pack_nodes} nodes" if self.packed else f"{self.padded_rows} rows"
+        note(f"training: out of memory ({said}); the minibatch is begun anew in parts of {size}")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _packed(self, minibatch: Sequence[TrainSample], tokens: int) -> Iterator[Tensor]:
+        base = self.held.causal
         for pack in loss.packs(minibatch, self.pack_nodes):
+            self._longest_alone = len(pack.ids) if pack.is_path() else 0
             rows = sorted(set(pack.nodes))
             with self._autocast():
                 hidden = base.model(
@@ -123,14 +163,15 @@ class Trainer:
                 logits = base.lm_head(hidden[torch.tensor(rows, device=self.device)])
             yield loss.trie_loss(logits.float().log_softmax(-1), pack, rows, tokens)
 
-    def _padded(self, minibatch: Sequence[TrainSample], tokens: int):
+    def _padded(self, minibatch: Sequence[TrainSample], tokens: int) -> Iterator[Tensor]:
         """The plain computation: right-padded rows, a mask from lengths. Reference in tests, fallback for any
         architecture.
         """
         ordered = sorted((s for s in minibatch if s.output_ids), key=lambda s: len(s.prompt_ids) + len(s.output_ids))
-        for start in range(0, len(ordered), PADDED_ROWS):
-            rows = ordered[start : start + PADDED_ROWS]
+        for start in range(0, len(ordered), self.padded_rows):
+            rows = ordered[start : start + self.padded_rows]
             lengths = [len(s.prompt_ids) + len(s.output_ids) for s in rows]
+            self._longest_alone = lengths[0] if len(rows) == 1 else 0
             ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
             seen = torch.zeros_like(ids)
             sampled = torch.zeros_like(ids, dtype=torch.bool)
@@ -150,16 +191,11 @@ class Trainer:
     @torch.no_grad()
     def probe(self, ids: Sequence[int]) -> Tensor:
         """Log-probability of each token of a sequence after its first: [len(ids) - 1] fp32."""
-        self._merge()
+        self.held.prepare()
         with self._autocast():
             logits = self.model(input_ids=self._column(ids), use_cache=False).logits[0, :-1]
         target = torch.tensor(list(ids[1:]), device=self.device)
         return logits.float().log_softmax(-1).gather(-1, target[:, None])[:, 0].cpu()
-
-    def _merge(self) -> None:
-        """The adapter may have changed since: a product of rank r a layer, nothing beside a forward."""
-        for layer in self._merged:
-            layer.merge()
 
     def _column(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), device=self.device)[None]
@@ -171,42 +207,40 @@ class Trainer:
 
     # --------------------------------------------------------------------------------------------------------- state
 
-    def adapter(self) -> dict[str, Tensor]:
-        """Adapter tensors under the names that peft (and so vLLM) gives them in a file."""
-        return {_file_name(name): p.detach() for name, p in self.parameters.items()}
-
-    def adapter_config(self) -> dict[str, Any]:
-        config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
-        return {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
-
-    @torch.no_grad()
-    def load(self, adapter: Mapping[str, Tensor], optimizer: Mapping[str, Any] | None) -> None:
-        """Take over a version's adapter, and its optimizer state or a new one."""
-        expected = {_file_name(name): p for name, p in self.parameters.items()}
-        if set(expected) != set(adapter) or any(expected[n].shape != t.shape for n, t in adapter.items()):
-            raise ValueError("the adapter has other layers or another rank than this run's")
-        for name, parameter in expected.items():
-            parameter.copy_(adapter[name])
+    def restore(self, folder: Path | None, *, with_optimizer: bool) -> None:
+        """Take over a version (None: the base model) from its files, with its optimizer's state or a new one."""
         self._new_optimizer()
-        if optimizer is not None:
-            self.optimizer.load_state_dict(dict(optimizer))
+        if folder is None:
+            self.held.reset()
+            return
+        state = artifact.read_optimizer(folder) if with_optimizer else {}
+        self.held.read(folder, state)
+        if state:
+            self.optimizer.load_state_dict(state.get("optimizer", state))
 
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Back to the base model: the adapter as it was first drawn, a new optimizer."""
-        for name, parameter in self.parameters.items():
-            parameter.copy_(self._initial[name])
-        self._new_optimizer()
+    def write(self, folder: Path, version: str, base_hash: str) -> tuple[str, str]:
+        """Write a version into `folder`. Returns its hash and its manifest's."""
+        return artifact.write(folder, version, base_hash, self.held.write, self._resumable)
 
-    def optimizer_state(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
+    def _resumable(self) -> dict[str, Any]:
+        state, beside = self.optimizer.state_dict(), self.held.beside()
+        return {"optimizer": state, **beside} if beside else state
 
     def _new_optimizer(self) -> None:
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, weight_decay=0.0)
+        parameters = self.parameters.values()
+        if self._optimizer_name == "adafactor":
+            self.optimizer: torch.optim.Optimizer = torch.optim.Adafactor(parameters, lr=0.0, weight_decay=0.0)
+        else:
+            self.optimizer = torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
 
 
-def _file_name(parameter: str) -> str:
-    return parameter.replace(".default.weight", ".weight")
+def _checkpoint(model: Any, folder: Path) -> None:
+    try:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError:
+        raise PolicyFailure(
+            "bad-model", f"{folder}: this architecture can't checkpoint; leave model.checkpointing out"
+        ) from None
 
 
 def peak_bytes(device: torch.device) -> int:

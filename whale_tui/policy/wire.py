@@ -33,6 +33,13 @@ class Load(Ask, tag="load"):
     pack_nodes: int
     sample: bool = True
     """False: servers sample, and no weights are held for it here; then `Advance` is refused."""
+    full: bool = False
+    """All weights are trained, and not an adapter."""
+    served: str = ""
+    """Type in which a full version is written: what servers compute in, "auto" for what the base model's files have.
+    Empty: what this worker computes in."""
+    optimizer: str = "adamw"
+    checkpointing: bool = False
 
 
 class Advance(Ask, tag="advance"):

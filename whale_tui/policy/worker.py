@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 
 from whale_tui.policy import wire
-from whale_tui.policy.protocol import PolicyFailure
+from whale_tui.policy.protocol import PolicyFailure, is_out_of_memory
 
 
 class Channel:
@@ -83,13 +83,7 @@ def serve(channel: Channel, serve_ask: Callable[[wire.Ask], wire.Reply]) -> None
 def _kind(error: Exception) -> str:
     if type(error).__name__ == "Interrupted":
         return "interrupted"
-    text = str(error).lower()
-    if (
-        isinstance(error, MemoryError)
-        or "out of memory" in text
-        or "can't allocate memory" in text
-        or "not enough memory" in text
-    ):
+    if is_out_of_memory(error):
         return "out-of-memory"
     return "worker-error"
 

@@ -184,7 +184,7 @@ async def _serve(rundir: RunDir, wishes: Sequence[Wish] = ()) -> None:
         for text in early:
             keep(text)
         _say_once(run, proposer)
-        _forecast(run, policy_info.trained_parameters)
+        _forecast(run, policy_info.trained_parameters, policy_info.compute_dtype)
         await run.run()
         log.info("the run is %s: %s", run.state.status, run.state.reason)
     finally:
@@ -278,12 +278,14 @@ def _keep_tokenizer(rundir: RunDir, model: Path) -> None:
             write_atomic(folder / name, (model / name).read_bytes())
 
 
-def _forecast(run: Run, trained_parameters: int) -> None:
+def _forecast(run: Run, trained_parameters: int, dtype: str) -> None:
     """Say what the run will take of the disk; warn when it isn't there."""
     state, config = run.state, run.config
     left = max(0, (state.settings.budget_episodes if state.settings else 0) - state.budget_used)
     phases = config.run.cycles or 20
-    need = retention.forecast_bytes(trained_parameters * 4 * 3, config.retention.keep_versions, phases, left)
+    served = 4 if "float32" in (config.vllm.dtype if config.rollout.engine == "vllm" else dtype) else 2
+    version = retention.version_bytes(config, trained_parameters, served)
+    need = retention.forecast_bytes(*version, config.retention.keep_versions, phases, left)
     free = run.rundir.free_bytes()
     log.info("disk: up to %.1f GB for this run, %.1f GB free", need / 1e9, free / 1e9)
     if need > free:

@@ -28,7 +28,7 @@ from whale_tui.harness.contract import use_tool
 from whale_tui.harness.worker import SealUnavailable
 from whale_tui.journal import JournalError
 from whale_tui.loop.rollouts import Job, Rollouts, Subject, Where
-from whale_tui.policy import source
+from whale_tui.policy import engines, source
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.client import TransformersEngine
 from whale_tui.policy.protocol import PolicyEngine, PolicyFailure, Sampled, SampleRequest
@@ -198,11 +198,8 @@ async def serve(rundir: RunDir, policy: str, harness: str, asks: asyncio.StreamR
         note: Callable[[str], None] = lambda text: tell(Note(text))  # noqa: E731
         path = await asyncio.to_thread(source.resolve, config.model.name, note)
         tell(Note(f"loading {config.model.name}"))
-        engine = TransformersEngine(
-            path, device=config.model.device, lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
-            max_rows=1, seed=config.run.seed, on_note=note,
-            log_path=Path(platformdirs.user_state_dir("whale-tui")) / "play-worker.log",
-        )  # fmt: skip
+        log = Path(platformdirs.user_state_dir("whale-tui")) / "play-worker.log"
+        engine = engines.worker_of(config, path, log, max_rows=1, on_note=note)
         info = await engine.start()
         hash = info.base_hash
         if weights is not None:

@@ -125,6 +125,17 @@ class Client:
             if refused.status not in (400, 404):
                 raise
 
+    async def reload(self, folder: str) -> bool:
+        """Take all weights from a folder's files, in the place of those it has. False where it can't be told to."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        try:
+            await self._ask("POST", "/collective_rpc", body, self.seconds)
+        except Refused as refused:
+            if refused.status in (404, 405):
+                return False
+            raise
+        return True
+
     async def reset_prefix_cache(self) -> bool:
         """Empty the cache of prefixes. False where the server has no such endpoint, or holds blocks all the while."""
         for attempt in range(RESETS):

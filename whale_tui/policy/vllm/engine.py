@@ -60,9 +60,10 @@ class VllmEngine:
         """Servers and trainer, then the base model on each. Raises PolicyFailure where either can't start."""
         await self.close()
         options, config = self.config.vllm, self.config
+        full = config.model.adapt == "full"
         managed = [
             ManagedServer(
-                number, options, self.model, log_path(self.logs, number), rank=config.model.lora_rank,
+                number, options, self.model, log_path(self.logs, number), rank=0 if full else config.model.lora_rank,
                 context=config.rollout.max_context, devices=devices,
             )
             for number, devices in enumerate(options.devices or [""], 1)
@@ -71,7 +72,7 @@ class VllmEngine:
         self.info = await self.trainer.start()
         self.servers = Servers(
             options, managed, context=config.rollout.max_context, connect=self._connect, say=self._note,
-            warn=self._warn, changed=self._status,
+            warn=self._warn, changed=self._status, full=full,
         )  # fmt: skip
         _allow_files(2048 + len(self.servers.all) * (options.concurrency + 16))
         try:

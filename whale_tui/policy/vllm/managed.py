@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,11 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for; an adapter takes the next one up."""
 SAY_SECONDS = 5.0
 """Between two words on how the start goes."""
+TEXT_ALONE = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+"""Models that see images too, and the class of their text alone, which is what the trainer holds."""
 BASE = "base"
 """Name under which a managed server serves the base model."""
 
@@ -34,20 +40,38 @@ def room_for(rank: int) -> int:
 
 
 def command(options: Vllm, model: str, *, port: int, rank: int, context: int, devices: str) -> list[str]:
-    """The command of a server. What bends sampling is pinned; `vllm.args` comes last and may add what it needs."""
+    """The command of a server. What bends sampling is pinned; `vllm.args` comes last and may add what it needs.
+
+    rank: of the adapters that it serves; 0 where versions are weights of their own.
+    """
     words = [
         options.python, "-m", "vllm.entrypoints.cli.main", "serve", model,
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE, "--dtype", options.dtype,
         "--max-model-len", str(context), "--gpu-memory-utilization", str(options.memory_share),
-        "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs",
-        "--enable-lora", "--max-loras", str(options.max_loras),
-        "--max-lora-rank", str(options.max_lora_rank or room_for(rank)),
+        "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", *text_alone(model),
     ]  # fmt: skip
+    if rank:
+        words += ["--enable-lora", "--max-loras", str(options.max_loras)]
+        words += ["--max-lora-rank", str(options.max_lora_rank or room_for(rank))]
     if len(devices.split(",")) > 1:
         words += ["--tensor-parallel-size", str(len(devices.split(",")))]
     if options.share_gpu:
         words += ["--enable-sleep-mode"]
     return words + options.args
+
+
+def text_alone(model: str) -> list[str]:
+    """Arguments that make a server hold what the trainer holds of a model.
+
+    An adapter names the trainer's layers. Where the server calls them otherwise, as it does beside a part for images,
+    it leaves the adapter out without a word.
+    """
+    try:
+        named = json.loads((Path(model) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError):
+        return []
+    found = [TEXT_ALONE[name] for name in named if name in TEXT_ALONE]
+    return ["--hf-overrides", json.dumps({"architectures": found})] if found else []
 
 
 def environment(options: Vllm, devices: str) -> dict[str, str]:
@@ -74,8 +98,11 @@ class ManagedServer:
         self.process: asyncio.subprocess.Process | None = None
         self.url = ""
 
-    async def start(self, connect: Callable[[str], Client], note: Callable[[str], None]) -> Client:
-        """Start it (anew) and wait until it is healthy. Raises PolicyFailure("server-died")."""
+    async def start(self, connect: Callable[[str], Client], note: Callable[[str], None], model: str = "") -> Client:
+        """Start it (anew) and wait until it is healthy. model: a folder to serve in place of the base model's.
+
+        Raises PolicyFailure("server-died").
+        """
         await self.close()
         if shutil.which(self.options.python) is None:
             raise PolicyFailure(
@@ -83,7 +110,9 @@ class ManagedServer:
             )
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
-        words = command(self.options, self.model, port=port, rank=self.rank, context=self.context, devices=self.devices)
+        words = command(
+            self.options, model or self.model, port=port, rank=self.rank, context=self.context, devices=self.devices
+        )
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(words)}\n".encode())

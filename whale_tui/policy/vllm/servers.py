@@ -57,7 +57,7 @@ class Server:
 
     def forget(self) -> None:
         """It has started anew: nothing is loaded, nothing proved."""
-        self.base_name = self.model = self.version = self.release = ""
+        self.base_name = self.root = self.model = self.salt = self.version = self.release = ""
         self.loaded: list[str] = []
         self.base: list[float] = []
         self.before: tuple[str, list[float], list[float]] | None = None  # version, trainer's probe, its own
@@ -84,7 +84,7 @@ class Server:
 
 class Servers:
     """options: [vllm]. connect: url -> Client. say: progress in words. warn: what a person should find in the journal.
-    changed: called when the status is new. dtype: what the proof may expect of both sides' rounding.
+    changed: called when the status is new. full: a version is all weights, and takes the place of what a server has.
     """
 
     def __init__(
@@ -97,9 +97,11 @@ class Servers:
         say: Callable[[str], None],
         warn: Callable[[str], None],
         changed: Callable[[], None] = lambda: None,
+        full: bool = False,
     ) -> None:
         self.options, self.context, self.connect = options, context, connect
         self.say, self.warn, self.changed = say, warn, changed
+        self.full = full
         self.all = [Server(n, m, options.concurrency) for n, m in enumerate(managed, 1)]
         if options.mode == "external":
             self.all = [Server(n, None, options.concurrency) for n, _ in enumerate(options.urls, 1)]
@@ -178,7 +180,9 @@ class Servers:
         base = next((m for m in bases if m["id"] == wanted), bases[0] if bases and not wanted else None)
         if base is None:
             raise PolicyFailure("server-unfit", f"{http.url} serves {', '.join(m['id'] for m in bases)}, not {wanted}")
-        server.base_name = base["id"]
+        server.base_name, server.root = base["id"], str(base.get("root") or base["id"])
+        if self.full and server.managed is None and not await http.reload(server.root):  # it may have a version still
+            raise PolicyFailure("server-unfit", _no_reload(http.url))
         with contextlib.suppress(*TROUBLE, KeyError, TypeError):
             server.release = await http.version()
         room = base.get("max_model_len") or self.context
@@ -233,14 +237,18 @@ class Servers:
         version, http = self.version, server.http
         assert version is not None
         name = server.base_name
-        if version.folder is not None:
-            self._names += 1
-            name = f"{version.name}-{version.hash[:8]}-{self._mark}-{self._names}"
+        self._names += 1
+        salt = f"{version.name}-{version.hash[:8]}-{self._mark}-{self._names}"
+        if self.full:
+            await self._replace(server, version.folder or server.root)
+            http = server.http  # it may have been started anew
+        elif version.folder is not None:
+            name = salt
             await http.load(name, version.folder)
             server.loaded.append(name)
         if server.can_reset and not await http.reset_prefix_cache():
             raise PolicyFailure("publish-unproved", f"{http.url} does not empty its prefix cache")
-        served = await http.probe(name, self._salt(name), self.probe_ids)
+        served = await http.probe(name, self._salt(salt), self.probe_ids)
         proof.prove_probe(version.probe, served, self.trainer_base, server.base, self.dtype)
         proof.prove_change(version.probe, served, self.trainer_base, server.base, "the base model")
         if server.before is not None:
@@ -249,8 +257,23 @@ class Servers:
         server.before = (version.name, version.probe, served)
         server.apart = proof.mean(served) - proof.mean(version.probe)
         server.model, server.version, server.state, server.note = name, version.name, "serving", ""
+        server.salt = self._salt(salt)
         await self._unload_others(server, keep=name)
         self.changed()
+
+    async def _replace(self, server: Server, folder: str) -> None:
+        """Put all weights of a version in the place of those that a server has, once no call is in flight.
+
+        A managed server that can't be told to is started anew on them. Raises PolicyFailure("publish-unproved").
+        """
+        async with self._room:
+            await self._room.wait_for(lambda: server.in_flight == 0)
+        if await server.http.reload(folder):
+            return
+        if server.managed is None:
+            raise PolicyFailure("publish-unproved", _no_reload(server.http.url))
+        await server.http.close()
+        server.client = await server.managed.start(self.connect, self.say, folder)
 
     async def _unload_others(self, server: Server, *, keep: str) -> None:
         """Old versions, once no call of theirs is in flight: an adapter evicted under a request would bend it."""
@@ -302,7 +325,7 @@ class Servers:
         while True:
             server = await self._seat(request.order[0])
             try:
-                sampled = await server.http.sample(server.model, self._salt(server.model), request)
+                sampled = await server.http.sample(server.model, server.salt, request)
                 if server.limit < server.most:
                     server.limit += 1
                 return sampled
@@ -325,7 +348,7 @@ class Servers:
             finally:
                 server.in_flight -= 1
                 async with self._room:
-                    self._room.notify()
+                    self._room.notify_all() if server.in_flight == 0 else self._room.notify()
             if time.monotonic() + wait > deadline:
                 raise CallLost("server-busy", f"{why}, for {self.options.retry_seconds:g} s (vllm.retry_seconds)")
             await asyncio.sleep(wait)
@@ -447,10 +470,15 @@ class Servers:
             server.silent = 0
         except (*TROUBLE, ValueError) as trouble:
             server.silent += 1
-            if server.silent >= SILENT and not await server.http.healthy():
+            # One that has started anew under its address would serve the base model unnoticed, where a call names none.
+            away = self.full and isinstance(trouble, Unreachable)
+            if away or (server.silent >= SILENT and not await server.http.healthy()):
                 self._down(server, str(trouble))
             return
         now, before, seen = time.monotonic(), server.metrics.get("tokens"), server.status()
+        if self.full and before is not None and told.get("tokens", before) < before:
+            self._down(server, "it has started anew, on the base model")
+            return
         if before is not None and "tokens" in told and server.looked:
             server.rate = max(0.0, told["tokens"] - before) / (now - server.looked)
         server.metrics, server.looked = told, now
@@ -461,6 +489,13 @@ class Servers:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _no_reload(url: str) -> str:
+    return (
+        f"{url} takes no other weights: start it with VLLM_SERVER_DEV_MODE=1, on an address that is private, or set "
+        'vllm.mode = "managed" or model.adapt = "lora"'
+    )
 
 
 def log_path(folder: Path, number: int) -> Path:
