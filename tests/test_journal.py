@@ -171,6 +171,31 @@ def test_filters(filled: Journal, filters: dict[str, Any], keep: Any) -> None:
     assert [row.id for row in filled.page(limit=1000, **filters)] == wanted
 
 
+@pytest.mark.parametrize(
+    ("filters", "index"),
+    [
+        ({}, ""),
+        ({"harness": "h0000"}, "by_harness"),
+        ({"harness": "h0000", "verdict": "accept", "purpose": "train"}, "by_harness"),
+        ({"harness": "h0000", "policy": "theta-0000", "verdict": "accept"}, "by_pair"),
+        ({"policy": "theta-0000", "purpose": "train"}, "by_policy"),
+        ({"task": "task-1", "harness": "h0000"}, "by_task"),
+        ({"step": 3, "verdict": "accept"}, "by_step"),
+        ({"iteration": 3}, "by_iteration"),
+        ({"verdict": "accept"}, "by_verdict"),
+    ],
+)
+def test_a_filter_goes_by_its_narrowest_index_and_sorts_nothing(
+    filled: Journal, filters: dict[str, Any], index: str
+) -> None:
+    asked: list[str] = []
+    filled.db.set_trace_callback(asked.append)
+    filled.page(**filters)
+    filled.db.set_trace_callback(None)
+    (plan,) = (row[3] for row in filled.db.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
+    assert (f"USING INDEX {index} " if index else "USING INTEGER PRIMARY KEY") in plan
+
+
 def test_an_unknown_filter_is_named(filled: Journal) -> None:
     with pytest.raises(ValueError, match=r"no filter 'colour'; there are cycle, harness"):
         filled.page(colour="red")

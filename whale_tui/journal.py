@@ -35,13 +35,18 @@ CREATE TABLE IF NOT EXISTS episodes (n INTEGER PRIMARY KEY, id TEXT NOT NULL, se
     output_tokens INTEGER, seconds REAL);
 CREATE INDEX IF NOT EXISTS by_verdict ON episodes (verdict, n);
 CREATE INDEX IF NOT EXISTS by_task ON episodes (task, n);
+CREATE INDEX IF NOT EXISTS by_harness ON episodes (harness, n);
 CREATE INDEX IF NOT EXISTS by_pair ON episodes (harness, policy, n);
 CREATE INDEX IF NOT EXISTS by_policy ON episodes (policy, n);
 CREATE INDEX IF NOT EXISTS by_purpose ON episodes (purpose, n);
+CREATE INDEX IF NOT EXISTS by_step ON episodes (step, n);
+CREATE INDEX IF NOT EXISTS by_iteration ON episodes (iteration, n);
 CREATE INDEX IF NOT EXISTS by_segment ON episodes (segment);
 CREATE INDEX IF NOT EXISTS by_id ON episodes (id);
 """
 _FILTERS = {"verdict", "task", "policy", "harness", "purpose", "phase", "truncated", "cycle", "step", "iteration"}
+_NARROW = ("task", "harness", "policy", "step", "iteration", "verdict", "purpose")
+"""Filters with an index, those that leave the fewest rows first: SQLite has no counts to choose by."""
 
 _episodes_decoder = msgspec.msgpack.Decoder(list[Episode])
 _encoder = msgspec.msgpack.Encoder()
@@ -205,8 +210,10 @@ class Journal:
             raise ValueError(f"no filter {sorted(unknown)[0]!r}; there are {', '.join(sorted(_FILTERS))}")
         where: list[str] = ["n < ?"]
         values: list[Any] = [before if before is not None else 1 << 62]
+        by = next((key for key in _NARROW if key in filters), "")
         for key, value in filters.items():
-            where.append(f"{key} = ?")
+            indexed = key == by or (by == "harness" and key == "policy")
+            where.append(f"{key if indexed else '+' + key} = ?")  # the plus keeps SQLite from taking that one's index
             values.append(value)
         if text:
             where.append(r"(answer LIKE ? ESCAPE '\' OR reason LIKE ? ESCAPE '\' OR task LIKE ? ESCAPE '\')")
