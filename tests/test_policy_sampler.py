@@ -87,12 +87,30 @@ def batch(chat, seed=0, temperature=None):
     return requests
 
 
-def assert_same(a, b):
+def assert_same(a, b, requests, plain):
+    """What two ways of computing the same calls sampled. They may part where a number drawn lies within rounding of the
+    border between two tokens, which one call in a few thousand comes to.
+    """
     assert a.keys() == b.keys()
     for ticket, sampled in a.items():
-        assert sampled.output_ids == b[ticket].output_ids
-        assert sampled.finish_reason == b[ticket].finish_reason
-        assert np.allclose(sampled.logprobs, b[ticket].logprobs, atol=2e-4)
+        ours, other = sampled.output_ids, b[ticket].output_ids
+        same = next((i for i, (x, y) in enumerate(zip(ours, other, strict=False)) if x != y), None)
+        if same is None:
+            assert ours == other
+            assert sampled.finish_reason == b[ticket].finish_reason
+        else:
+            assert {ours[same], other[same]} <= drawn_within_rounding(plain, requests[ticket], ours[:same])
+        assert np.allclose(sampled.logprobs[:same], b[ticket].logprobs[:same], atol=2e-4)
+
+
+@torch.inference_mode()
+def drawn_within_rounding(plain, request, ids):
+    """The tokens that a call draws after `ids` from logits that are off by rounding."""
+    logits = plain.model(input_ids=torch.tensor([request.prompt_ids + ids])).logits[0, -1].float()
+    rows = 256
+    noisy = logits + 3e-5 * torch.randn(rows, len(logits), generator=torch.Generator().manual_seed(0))
+    draw = Drawer([request.sampling] * rows, [request.seed] * rows, len(logits), CPU)
+    return set(draw(noisy, torch.arange(len(logits)).expand(rows, -1), np.full(rows, len(ids)))[0])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -100,7 +118,7 @@ def test_fast_equals_plain(tmp_path, variant):
     folder = tiny_model(tmp_path / "m", **VARIANTS[variant])
     fast, plain = pair(folder)
     requests = batch(ChatTokenizer(folder))
-    assert_same(drain(fast, requests), drain(plain, requests))
+    assert_same(drain(fast, requests), drain(plain, requests), requests, plain)
     ids = requests[0].prompt_ids
     assert torch.allclose(fast.probe(ids), plain.probe(ids), atol=1e-4)
     assert fast.parameters == plain.parameters
@@ -112,7 +130,7 @@ def test_real_model_equals_plain_and_generate():
     chat = ChatTokenizer(folder)
     fast, plain = pair(folder)
     requests = batch(chat)[::2]
-    assert_same(drain(fast, requests), drain(plain, requests))
+    assert_same(drain(fast, requests), drain(plain, requests), requests, plain)
     one = greedy(chat, "Name three colours.", tokens=24)
     with torch.inference_mode():
         out = plain.model.generate(
@@ -132,14 +150,15 @@ def test_greedy_batch_equals_singles(folder):
 def test_few_places_in_the_batch_change_nothing(folder):
     """Rows join while others decode; with 7 places most of them do."""
     requests = batch(ChatTokenizer(folder))
-    assert_same(drain(pair(folder, max_rows=7)[0], requests), drain(pair(folder)[0], requests))
+    fast, plain = pair(folder)
+    assert_same(drain(pair(folder, max_rows=7)[0], requests), drain(fast, requests), requests, plain)
 
 
 def test_a_full_prefix_store_changes_nothing(folder):
     requests = batch(ChatTokenizer(folder))
     fast, plain = pair(folder, max_rows=20)
     fast._prefixes._limit = 600
-    assert_same(drain(fast, requests), drain(plain, requests))
+    assert_same(drain(fast, requests), drain(plain, requests), requests, plain)
 
 
 def test_same_calls_same_bits(folder):
@@ -169,7 +188,7 @@ def test_growing_turns_reuse_and_equal_fresh_ones(folder):
     fast.model.forward = lambda ids, *rest: (computed.append(len(ids)), forward(ids, *rest))[1]
     results = drain(fast, requests, follow)
     again = drain(plain, list(turns.values()))
-    assert_same({n: results[t] for n, t in enumerate(turns)}, again)
+    assert_same({n: results[t] for n, t in enumerate(turns)}, again, list(turns.values()), plain)
     # Without reuse the later turns alone would compute all of their prompts again.
     assert sum(computed) < sum(len(t.prompt_ids) for t in turns.values())
 

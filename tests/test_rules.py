@@ -208,6 +208,23 @@ def test_a_vote_takes_the_most_common_answer() -> None:
     assert names["run"]({}, SimpleNamespace(remaining=SimpleNamespace(calls=9)), None) == "a"
 
 
+def test_an_edit_brings_the_import_that_it_needs() -> None:
+    """A harness written by hand may lack it."""
+    names = "def query(task):\n    string = task['question']\n    return re.findall('[A-Z]', string)\n"
+    bare = 'def query(task):\n    return ""\n\n\ndef run(task, model, tools):\n    return query(task)\n'
+    for head in ("", '"""Doc."""\n\n', "from json import loads\n\n", "import json, math\n"):
+        text = Source(head + bare).with_function(names).text
+        assert text.count("import re\n") == 1 and "import string" not in text
+        assert ast.get_docstring(ast.parse(text)) == ("Doc." if head.startswith('"') else None)
+        found: dict[str, object] = {}
+        exec(text, found)
+        assert found["run"]({"question": "Ab C"}, None, None) == ["A", "C"]
+    assert Source("import re\n" + bare).with_function(names).text.count("import re") == 1
+    assert (
+        Source("import re as r\nfrom os import path as re\n" + bare).with_function(names).text.count("import re\n") == 0
+    )
+
+
 def test_a_source_keeps_what_an_edit_does_not_touch() -> None:
     text = '"""Doc."""\n\nimport re\n\n# why\nSYSTEM = "a"  # trailing\nEXAMPLES = [("u", "v")]\n\n\ndef run(task, model, tools):\n    return SYSTEM  # note\n'
     source = Source(text)

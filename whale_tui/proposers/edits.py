@@ -14,6 +14,7 @@ from typing import Any
 import libcst as cst
 from msgspec import Struct, field
 
+from whale_tui.harness.contract import MODULES
 from whale_tui.records import ArchivedEpisode, Brief, Demonstration
 
 KINDS: dict[str, frozenset[str]] = {
@@ -83,7 +84,9 @@ class Source:
         return self._with(body)
 
     def with_function(self, code: str) -> Source:
-        """A top-level function replaced, or put before `run` where there is none of its name."""
+        """A top-level function replaced, or put before `run` where there is none of its name; with the imports that it
+        needs, since a harness written by hand may lack them.
+        """
         new = cst.parse_statement(code)
         assert isinstance(new, cst.FunctionDef)
         body = list(self._module.body)
@@ -94,7 +97,7 @@ class Source:
         else:
             place = names.index("run") if "run" in names else len(body)
             body.insert(place, new.with_changes(leading_lines=[cst.EmptyLine(indent=False)] * 2))
-        return self._with(body)
+        return self._with(_imported(body, code))
 
     def _with(self, body: Sequence[Any]) -> Source:
         changed = Source.__new__(Source)
@@ -411,6 +414,17 @@ def _below_constants(body: Sequence[Any]) -> int:
     """The place below the last constant that stands above every function; else below docstring and imports."""
     first = next((n for n, s in enumerate(body) if isinstance(s, cst.FunctionDef | cst.ClassDef)), len(body))
     return next((n + 1 for n in range(first - 1, -1, -1) if _assigned(body[n])[0]), first)
+
+
+def _imported(body: list[Any], code: str) -> list[Any]:
+    """The body, importing the allowed modules that `code` names and the body does not bind."""
+    module, names = ast.parse(cst.Module(body).code), [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name)]
+    bound = {alias.asname or alias.name for node in ast.walk(module) for alias in getattr(node, "names", ())
+             if isinstance(alias, ast.alias)}  # fmt: skip
+    own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    lines = [cst.parse_statement(f"import {name}") for name in sorted({n.id for n in names} & MODULES - bound - own)]
+    place = int(ast.get_docstring(module) is not None)
+    return [*body[:place], *lines, *body[place:]]
 
 
 @lru_cache(maxsize=4096)

@@ -63,7 +63,7 @@ class Evidence(Struct, frozen=True):
     wrong: float = 0.0
     """An answer was parsed, and was not the one."""
     unshown: float = 0.0
-    """1 where the harness shows no example."""
+    """1 where the harness shows no example, less where it shows a single one."""
     unused: frozenset[str] = frozenset()
     """Tools of the brief that the code never calls."""
     signs: dict[str, float] = {}
@@ -255,7 +255,8 @@ def _evidence(archived: Archived, source: Source, kit: Kit) -> Evidence:
     """What the episodes that a proposer is shown say of a harness."""
     valid = [e for e in archived.episodes if e.verdict != "invalid"]
     constants = source.constants()
-    unshown = float(constants.get("EXAMPLES") == [])
+    examples = constants.get("EXAMPLES")
+    unshown = {0: 1.0, 1: 0.4}.get(len(examples), 0.0) if isinstance(examples, list) else 0.0
     unused = frozenset(tool for tool in kit.brief.tools if f"tools.{tool}" not in archived.source)
     if not valid:
         return Evidence(none=1.0, wrong=1.0, unshown=unshown, unused=unused)
@@ -336,7 +337,7 @@ def _why(plan: Sequence[Edit], parent: Measured, kit: Kit) -> str:
         "none": (evidence.none, f"{evidence.none:.0%} of {name}'s episodes came to no answer"),
         "truncated": (0.9 * evidence.truncated, f"{evidence.truncated:.0%} of {name}'s rejected episodes were cut off"),
         "wrong": (evidence.wrong, f"{evidence.wrong:.0%} of {name}'s episodes gave another answer"),
-        "unshown": (0.5 * evidence.unshown, f"{name} shows no example"),
+        "unshown": (0.5 * evidence.unshown, f"{name} shows {'no' if evidence.unshown == 1 else 'one'} example"),
         "cost": (0.3 * evidence.accepted, f"{name} accepts {evidence.accepted:.0%} and may do so with less"),
     }
     for sign, of in evidence.signs.items():
