@@ -1,13 +1,12 @@
 """One search with the question passed on, one passage cut short, one example, the answer on the first line."""
 
-import re
-
 SYSTEM = ""
 TURN = "{passages}\nQuestion: {question}"
 PASSAGE = "{text}"
 EXAMPLES = [
     (
-        "Saint Garwick stands on the Moss River. It was first settled in 1935. Its mayor is Sara Linby. Its main export is marble\nQuestion: What does Saint Garwick sell abroad?",
+        "Saint Garwick stands on the Moss River. It was first settled in 1935. Its mayor is Sara Linby. "
+        "Its main export is marble\nQuestion: What does Saint Garwick sell abroad?",
         "marble",
     ),
 ]
