@@ -225,6 +225,9 @@ def test_filters_are_words() -> None:
     )  # fmt: skip
     with pytest.raises(BadFilter, match="no filter 'colour'"):
         parse_filter("colour=red")
+    assert parse_filter("verdict:reject h:h0003 colour:red") == (
+        {"verdict": "reject", "harness": "h0003"}, "", "colour:red",
+    )  # fmt: skip
     with pytest.raises(BadFilter, match="takes a number"):
         parse_filter("step=two")
 

@@ -194,7 +194,7 @@ class Status(Widget):
             if status == "stopped":
                 left += [("; ", look("muted")), ("A", look("key")), (" goes on with it", look("muted"))]
         elif packed is not None and live:
-            left += self._activity(Activity(*packed), width)
+            left += self._activity(Activity(*packed), width, width - line(*right).cell_length - 1)
         elif not live:
             left.append(("nothing is running; ", look("muted")))
             left.append(("A", look("key")))
@@ -211,25 +211,28 @@ class Status(Widget):
             spent = line(*right, (f"  {eta} to go", look("muted")))
         return sides(cut(told, width - spent.cell_length - 1), spent, width)
 
-    def _activity(self, a: Activity, width: int) -> list[str | tuple[str, str]]:
+    def _activity(self, a: Activity, width: int, room: int) -> list[str | tuple[str, str]]:
+        """What the run does now. A figure that has no place within `room` cells is left out."""
         look, g = self.look, self.look.glyphs
         parts: list[str | tuple[str, str]] = [(plain(a.doing, 60), "")]
         if a.total > 0:
-            room = 10 if width < 110 else 20
-            full = round(min(a.done, a.total) / a.total * room)
-            parts += ["  ", (g.full * full, look("good")), (g.empty * (room - full), look("faint"))]
+            bar = 10 if width < 110 else 20
+            full = round(min(a.done, a.total) / a.total * bar)
+            parts += ["  ", (g.full * full, look("good")), (g.empty * (bar - full), look("faint"))]
             parts.append((f" {_amount(a.done, a.total, a.unit)}", look("muted")))
         elif a.done:
             parts.append((f"  {a.done:,} {plain(a.unit, 20)}", look("muted")))
-        if a.accepted:
-            parts.append((f" {g.dot} {a.accepted} accepted", look("good")))
-        if a.tokens_per_second:
-            parts.append((f" {g.dot} {a.tokens_per_second:,.0f} tokens/s", look("muted")))
-        if a.since:
-            clock = time.strftime("%H:%M:%S", time.localtime(a.since))  # a duration would have to tick
-            parts.append((f" {g.dot} since {clock}", look("muted")))
-        if a.detail:
-            parts.append((f" {g.dot} {plain(a.detail, 120)}", look("muted")))
+        clock = time.strftime("%H:%M:%S", time.localtime(a.since))  # a duration would have to tick
+        for there, text, role in (
+            (a.accepted, f"{a.accepted} accepted", "good"),
+            (a.tokens_per_second, f"{a.tokens_per_second:,.0f} tokens/s", "muted"),
+            (a.detail, plain(a.detail, 120), "muted"),
+            (a.since, f"since {clock}", "muted"),
+        ):
+            left = room - line(*parts).cell_length
+            fits = len(text) + 3 <= left or (text == a.detail and left > 20)  # words may be cut, figures not
+            if there and fits:
+                parts.append((f" {g.dot} {text}", look(role)))
         return parts
 
 

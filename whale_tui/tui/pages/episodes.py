@@ -37,7 +37,10 @@ class BadFilter(ValueError):
 
 
 def parse_filter(text: str) -> tuple[dict[str, Any], str, str]:
-    """`verdict=reject h=h0003 slate` -> (index filters, outcome, text). Raises BadFilter."""
+    """`verdict=reject h:h0003 slate` -> (index filters, outcome, text). Raises BadFilter.
+
+    A colon is an equals sign behind a known key; elsewhere it is text.
+    """
     filters: dict[str, Any] = {}
     outcome, rest = "", []
     try:
@@ -46,6 +49,8 @@ def parse_filter(text: str) -> tuple[dict[str, Any], str, str]:
         words = text.split()
     for word in words:
         key, equals, value = word.partition("=")
+        if not equals and word.partition(":")[0] in (*KEYS, *ALIASES, "outcome"):
+            key, equals, value = word.partition(":")
         key = ALIASES.get(key, key)
         if not equals:
             rest.append(word)
