@@ -77,6 +77,7 @@ def test_publish_serves_what_was_trained(folder, tmp_path, dtype, fast):
     train(policy, lr=5e-2)
     publication = publish(policy, tmp_path, "theta-0001")
     assert publication.probe_trainer == pytest.approx(publication.probe_rollout, abs=0.02)
+    assert publication.changed > 0.5
     assert (policy._sampler.probe(policy._probe) - base).abs().max() > 0.05
     assert sample(policy, folder) != before
     assert restore(policy, tmp_path, "theta-0000") == policy._base_hash

@@ -24,7 +24,7 @@ def take_adapter(sampler: Sampler, folder: Path, dtype: torch.dtype) -> tuple[fl
     """
     deltas = artifact.deltas(folder)
     modules = list(deltas)[:: max(1, len(deltas) // SEEN)]
-    before = {module: sampler.served(module) for module in modules}
+    before = {module: sampler.served(module).clone() for module in modules}  # in fp32 it is the weight itself
     sampler.load(deltas)
     return _prove(sampler, {module: deltas[module] for module in modules}, before, dtype)
 
