@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.test_policy_loss import END, reference, samples
 from tests.test_policy_publish import publish, request, restore, sample
 from tests.tiny import real_model, tiny_model
-from whale_tui.policy import artifact, export, trainer, wire
+from whale_tui.policy import artifact, export, parts, wire
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.held import HeldPolicy
 from whale_tui.policy.llama import Llama
@@ -140,7 +140,7 @@ def test_another_error_is_no_lack_of_memory(folder):
     one.held.causal.get_input_embeddings().register_forward_pre_hook(broken)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         one.gradient(samples())
-    assert one.padded_rows == trainer.PADDED_ROWS and one.pack_nodes == 100
+    assert one.padded_rows == parts.PADDED_ROWS and one.pack_nodes == 100
 
 
 # ----------------------------------------------------------------------------------------------------------- versions
@@ -265,14 +265,8 @@ def test_a_file_that_is_not_what_was_trained_is_caught(folder, tmp_path, monkeyp
     train(policy)
     write = type(policy._trainer.held).write
 
-    def stale(weights, made, base_hash):
-        with torch.no_grad():
-            kept = weights.parameters["model.norm.weight"].clone()
-            weights.parameters["model.norm.weight"].add_(0.25)
-            try:
-                return write(weights, made, base_hash)
-            finally:
-                weights.parameters["model.norm.weight"].copy_(kept)
+    def stale(weights, made, base_hash, tensors):
+        return write(weights, made, base_hash, {**tensors, "model.norm.weight": tensors["model.norm.weight"] + 0.25})
 
     monkeypatch.setattr(type(policy._trainer.held), "write", stale)
     with pytest.raises(PolicyFailure, match=r"model\.norm\.weight was not written"):
@@ -327,7 +321,7 @@ def test_a_full_version_is_exported_as_it_was_served(folder, tmp_path):
 
 
 def test_adafactor_keeps_next_to_nothing_and_learns(folder):
-    one = make(folder, optimizer="adafactor")
+    one = make(folder, optimizer_name="adafactor")
     batch = [TrainSample([1, 5, 6], [9, END])]
     before = float(one.probe([1, 5, 6, 9, END])[-2:].sum())
     one.train(TrainRequest([batch] * 20, 1e-2), lambda: False, lambda text: None)

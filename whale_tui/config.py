@@ -162,6 +162,9 @@ class Weight(Struct, forbid_unknown_fields=True, kw_only=True):
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     """"adamw" keeps two more numbers for every trained one; "adafactor" next to none, and its steps are relative to the
     size of the weights."""
+    processes: Positive = 1
+    """Processes that train together, each on a GPU of its own, from the first on: weights, gradients and the
+    optimizer's state are split over them. Only where servers sample (docs/training.md)."""
     max_accepted_per_task: Count = 0
     """Most accepted episodes that one task may contribute, duplicates dropped. 0: off, the paper's rule."""
     train_truncated: bool = False
@@ -422,6 +425,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     config = convert(raw, where)
     if config.rollout.engine == "vllm" and config.vllm.mode == "external" and not config.vllm.urls:
         raise ConfigError(f"{where('vllm.mode')}: external servers need their addresses in vllm.urls")
+    if config.weight.processes > 1 and config.rollout.engine != "vllm":
+        raise ConfigError(
+            f"{where('weight.processes')}: several processes train only where servers sample; set rollout.engine = "
+            '"vllm", or leave it out'
+        )
+    if config.weight.processes > 1 and config.weight.optimizer == "adafactor":
+        raise ConfigError(f"{where('weight.optimizer')}: adafactor keeps what can't be split over weight.processes")
     for url in config.vllm.urls:
         if not re.match(r"https?://[^/]", url):
             raise ConfigError(f"{where('vllm.urls')}: {url!r} is no address; write it as http://host:port")

@@ -49,7 +49,15 @@ def memory(checkup: Checkup) -> Finding:
     config = checkup.config
     merges = 4 * numbers < weights.machine_bytes()[0] / 8 and not gpus and config.model.adapt == "lora"
     sampler = each * numbers + (4 * numbers if merges else 0)  # the latter: the fp32 base of a merge
-    trainer = weights.training_bytes(config, numbers, weights.trained_parameters(config), each)
+    trained, processes = weights.trained_parameters(config), config.weight.processes
+    if gpus and len(gpus) < processes:
+        return fail(
+            f"weight.processes = {processes}, and {len(gpus)} GPUs are here", "set it to the number of GPUs or fewer"
+        )
+    # Where several train together weights are held in fp32 and split.
+    trainer = weights.training_bytes(config, numbers, trained, 4 if processes > 1 else each) // (
+        processes if gpus else 1
+    )
     least = trainer if config.model.adapt == "full" else each * numbers
     need = (sampler if config.rollout.engine == "transformers" else 0) + trainer + SPARE
     text = f"about {need / 1e9:.1f} GB on {device}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"

@@ -91,20 +91,20 @@ def hash_base(folder: Path) -> str:
 def write(
     folder: Path,
     version: str,
+    put: Callable[[Path], str],
     base_hash: str,
-    put: Callable[[Path, str], str],
-    optimizer: Callable[[], Mapping[str, Any]],
+    optimizer: Mapping[str, Any],
 ) -> tuple[str, str]:
-    """Write a version into `folder` (beside it first, then renamed): `put` its weights, which says their hash, and
-    what `optimizer` says. Returns its hash and the manifest's.
+    """Write a version into `folder` (beside it first, then renamed): `put` its weights, which says their hash, and what
+    resuming needs. Returns its hash and the manifest's.
     """
     if folder.exists():
         raise PolicyFailure("publish-unproved", f"{folder} exists already: a version is published once")
     made = folder.with_name(f".{folder.name}.unfinished-{os.getpid()}")
     try:
         made.mkdir(parents=True)
-        hash = put(made, base_hash)
-        torch.save(optimizer(), made / OPTIMIZER)
+        hash = put(made)
+        torch.save(optimizer, made / OPTIMIZER)
         files = {path.name: sha256_file(path) for path in sorted(made.iterdir())}
         manifest = Manifest(version=version, hash=hash, base_hash=base_hash, files=files)
         (made / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))

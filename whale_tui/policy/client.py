@@ -34,7 +34,8 @@ class TransformersEngine:
     "bfloat16". max_rows: most calls sampled at once. pack_nodes: size of a training microbatch, in nodes of the token
     trie. log_path: where everything the worker prints goes. on_note: called with progress in words. sample: False
     where servers sample and this worker only trains; what these must prove is then in `probe`. full: all weights are
-    trained, and versions hold them in the type `served`. optimizer, checkpointing: as in the config.
+    trained, and versions hold them in the type `served`. optimizer, checkpointing, processes: as in the
+    config.
     """
 
     info: PolicyInfo
@@ -61,6 +62,7 @@ class TransformersEngine:
         served: str = "",
         optimizer: str = "adamw",
         checkpointing: bool = False,
+        processes: int = 1,
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._load = wire.Load(
@@ -79,6 +81,7 @@ class TransformersEngine:
             served=served,
             optimizer=optimizer,
             checkpointing=checkpointing,
+            processes=processes,
         )
         self._log_path = Path(log_path)
         self._on_note = on_note

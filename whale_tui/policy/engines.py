@@ -48,7 +48,7 @@ def worker_of(
         model, device=config.model.device, lora_rank=config.model.lora_rank, lora_alpha=config.model.lora_alpha,
         max_rows=max_rows or config.rollout.max_rows, seed=config.run.seed, log_path=log_path, sample=sample,
         full=config.model.adapt == "full", served=served, optimizer=config.weight.optimizer,
-        checkpointing=config.model.checkpointing, on_note=on_note,
+        checkpointing=config.model.checkpointing, processes=1 if sample else config.weight.processes, on_note=on_note,
     )  # fmt: skip
 
 

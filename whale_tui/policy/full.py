@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whale_tui.policy import artifact, trie
 from whale_tui.policy.protocol import PolicyFailure
+from whale_tui.policy.shards import Shards, like
 
 BESIDE = (".json", ".jinja", ".model", ".txt")
 """Endings of the base model's files that go along, so that a version's folder is a model of its own."""
@@ -23,15 +24,21 @@ class Weights:
     masters are kept beside them, with the optimizer's state.
     """
 
-    def __init__(self, folder: Path, device: torch.device, *, served: torch.dtype, packed: bool) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, *, served: torch.dtype, packed: bool, shards: Shards | None = None
+    ) -> None:
         self.folder, self.served = folder, served
         self.model: Any = _load(folder)
         self._described = {"dtype": _name(served), "use_cache": self.model.config.use_cache}
         self.model.config.use_cache = False
-        self.model.to(device).train()
         self.causal = self.model
         if packed:
             trie.use(self.model)
+        if shards:
+            shards.split(self.model)
+        else:
+            self.model.to(device)
+        self.model.train()
         self.parameters: dict[str, torch.nn.Parameter] = dict(self.model.named_parameters())
 
     def prepare(self) -> None:
@@ -52,17 +59,17 @@ class Weights:
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(like(tensors[name], parameter))
 
-    def beside(self) -> dict[str, Any]:
+    def beside(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """What resuming needs beside a version's files."""
-        return {} if self.served == torch.float32 else {"masters": {n: t.cpu() for n, t in self.tensors().items()}}
+        return {} if self.served == torch.float32 else {"masters": {n: t.cpu() for n, t in tensors.items()}}
 
     @torch.no_grad()
-    def write(self, folder: Path, base_hash: str) -> str:
+    def write(self, folder: Path, base_hash: str, tensors: Mapping[str, Tensor]) -> str:
         """The files of a version, into a folder that is there. Returns the version's hash."""
         kept = {name: buffer for name, buffer in self.model.named_buffers() if name in self.model.state_dict()}
-        rounded = {name: t.to(self.served) for name, t in self.tensors().items()}
+        rounded = {name: t.to(self.served) for name, t in tensors.items()}
         self.model.save_pretrained(folder, state_dict=kept | rounded)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps(config | self._described, indent=2) + "\n", encoding="utf-8")
@@ -72,13 +79,13 @@ class Weights:
         return artifact.hash_weights(folder, base_hash)
 
     @torch.no_grad()
-    def prove_written(self, folder: Path) -> None:
+    def prove_written(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """What a version's files hold is what is trained here, rounded. Raises PolicyFailure("publish-unproved").
 
         A few architectures have other names in their files; those are left to the probe.
         """
         for name, tensor in artifact.each_weight(folder):
-            if name in self.parameters and not torch.equal(tensor, self.parameters[name].to(tensor.dtype).cpu()):
+            if name in tensors and not torch.equal(tensor, tensors[name].to(tensor.dtype).cpu()):
                 raise PolicyFailure("publish-unproved", f"{folder}: {name} was not written as it was trained")
 
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.fit import why_not_fast
 from whale_tui.policy.plain import PlainSampler
 from whale_tui.policy.protocol import PolicyFailure, PolicyInfo, Publication
+from whale_tui.policy.ranks import Ranks
 from whale_tui.policy.rows import Row, Stops
 from whale_tui.policy.sampler import FastSampler
 from whale_tui.policy.trainer import Trainer
@@ -34,7 +36,7 @@ class HeldPolicy:
     def __init__(self, note: Callable[[str], None], interrupted: Callable[[], bool]) -> None:
         self._note = note
         self._interrupted = interrupted
-        self._trainer: Trainer | None = None
+        self._trainer: Trainer | Ranks | None = None
         self._folder: Path | None = None  # of the published version; None: the base model
         self._with_optimizer = False
         self._trained = False  # the trainer has moved away from the published version
@@ -111,18 +113,15 @@ class HeldPolicy:
             tokenizer_hash=self._chat.hash,
             device=str(self._device),
             compute_dtype=_name(self._dtype),
-            parameters=sum(p.numel() for p in trainer.model.parameters())
-            - (0 if self._ask.full else trainer.trained_parameters),
+            parameters=trainer.numbers - (0 if self._ask.full else trainer.trained_parameters),
             trained_parameters=trainer.trained_parameters,
             fast_path=False,
         )
 
-    def _need_trainer(self) -> Trainer:
+    def _need_trainer(self) -> Trainer | Ranks:
         if self._trainer is None:
             self._note("loading the trainer")
-            self._trainer = Trainer(
-                self._model,
-                self._device,
+            options: dict[str, Any] = dict(
                 rank=self._ask.lora_rank,
                 alpha=self._ask.lora_alpha,
                 seed=self._ask.seed,
@@ -131,9 +130,14 @@ class HeldPolicy:
                 pack_nodes=self._ask.pack_nodes,
                 full=self._ask.full,
                 served=self._served_dtype(),
-                optimizer=self._ask.optimizer,
+                optimizer_name=self._ask.optimizer,
                 checkpointing=self._ask.checkpointing,
             )
+            if self._ask.processes > 1:
+                size, threads = self._ask.processes, max(1, _cores() // self._ask.processes)
+                self._trainer = Ranks(self._model, self._device, size, threads=threads, note=self._note, **options)
+            else:
+                self._trainer = Trainer(self._model, self._device, **options)
             self._trainer_base = self._trainer.probe(self._probe)
             if self._folder is not None:
                 self._set_trainer(self._trainer)
@@ -185,7 +189,7 @@ class HeldPolicy:
             self._set_trainer(self._trainer)
         self._trained = False
 
-    def _set_trainer(self, trainer: Trainer) -> None:
+    def _set_trainer(self, trainer: Trainer | Ranks) -> None:
         trainer.restore(self._folder, with_optimizer=self._with_optimizer)
 
     # --------------------------------------------------------------------------------------------- publish and restore
@@ -247,7 +251,7 @@ class HeldPolicy:
         if loaded != hash:
             raise PolicyFailure("publish-unproved", f"{folder} read back has hash {loaded}, not {hash}")
         trainer = self._need_trainer()
-        trainer.held.prove_written(folder)
+        trainer.prove_written(folder)
         if not self._ask.sample:  # each server proves it by itself
             return float(trainer.probe(self._probe).mean()), math.nan, None
         changed = None
@@ -267,17 +271,17 @@ class HeldPolicy:
         return told
 
     def _give_back(self) -> None:
-        """Servers that sleep on this GPU are about to wake: what torch keeps of it for later is theirs."""
-        if not self._ask.sample and self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        """Servers that sleep on this GPU are about to wake."""
+        if not self._ask.sample and self._trainer is not None:
+            self._trainer.give_back()
 
 
 def pick_device(wanted: str) -> torch.device:
     if wanted != "auto":
         if wanted.startswith("cuda") and not torch.cuda.is_available():
-            raise PolicyFailure("bad-device", "policy.device is cuda, but torch sees no CUDA device here")
+            raise PolicyFailure("bad-device", "model.device is cuda, but torch sees no CUDA device here")
         if wanted == "mps" and not torch.backends.mps.is_available():
-            raise PolicyFailure("bad-device", "policy.device is mps, but torch sees no MPS device here")
+            raise PolicyFailure("bad-device", "model.device is mps, but torch sees no MPS device here")
         return torch.device(wanted)
     if torch.cuda.is_available():
         return torch.device("cuda")

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from whale_tui.policy import artifact, trie
+from whale_tui.policy.shards import Shards, like
 
 
 class Adapter:
@@ -36,6 +37,7 @@ class Adapter:
         seed: int,
         compute: torch.dtype,
         packed: bool,
+        shards: Shards | None = None,
     ) -> None:
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
@@ -46,13 +48,18 @@ class Adapter:
         config = LoraConfig(
             r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        self.model: Any = get_peft_model(self.causal, config).to(device).train()
+        self.model: Any = get_peft_model(self.causal, config)
         self.model.peft_config["default"].base_model_name_or_path = str(folder)
         if packed:
             trie.use(self.causal)
-        self._merged = use(self.model, compute)
+        self._initial = {name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad}
+        if shards:  # what is sharded can't be merged into: peft's own layers compute
+            shards.split(self.causal)
+            self._merged: list[MergedLinear] = []
+        else:
+            self._merged = use(self.model.to(device), compute)
+        self.model.train()
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self._initial = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def prepare(self) -> None:
         """The adapter may have changed since: a product of rank r a layer, nothing beside a forward."""
@@ -67,7 +74,7 @@ class Adapter:
     def reset(self) -> None:
         """Back to the base model: the adapter as it was first drawn."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(self._initial[name])
+            parameter.copy_(like(self._initial[name], parameter))
 
     @torch.no_grad()
     def read(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -77,21 +84,20 @@ class Adapter:
         if set(expected) != set(adapter) or any(expected[n].shape != t.shape for n, t in adapter.items()):
             raise ValueError("the adapter has other layers or another rank than this run's")
         for name, parameter in expected.items():
-            parameter.copy_(adapter[name])
+            parameter.copy_(like(adapter[name], parameter))
 
-    def beside(self) -> dict[str, Any]:
+    def beside(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         return {}
 
-    def write(self, folder: Path, base_hash: str) -> str:
+    def write(self, folder: Path, base_hash: str, tensors: Mapping[str, Tensor]) -> str:
         """The files of a version, into a folder that is there. Returns the version's hash."""
-        tensors = self.tensors()
         save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / artifact.ADAPTER)
         config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
         config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
         (folder / artifact.ADAPTER_CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2))
         return artifact.hash_tensors(tensors, base_hash)
 
-    def prove_written(self, folder: Path) -> None:
+    def prove_written(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """The hash is that of what is trained."""
 
 

@@ -39,6 +39,33 @@ class Pack(Struct):
         return ((index[None, :] <= index[:, None]) & (index[:, None] < ends[None, :]))[None, None]
 
 
+class Rows(Struct):
+    """The plain form: right-padded rows. ids, seen (the mask, from lengths), sampled: [rows, longest]."""
+
+    ids: Tensor
+    seen: Tensor
+    sampled: Tensor
+
+
+def padded(samples: Sequence[TrainSample]) -> Rows:
+    lengths = [len(s.prompt_ids) + len(s.output_ids) for s in samples]
+    ids = torch.zeros(len(samples), max(lengths), dtype=torch.long)
+    seen = torch.zeros_like(ids)
+    sampled = torch.zeros_like(ids, dtype=torch.bool)
+    for i, sample in enumerate(samples):
+        ids[i, : lengths[i]] = torch.tensor(sample.prompt_ids + sample.output_ids)
+        seen[i, : lengths[i]] = 1
+        sampled[i, len(sample.prompt_ids) : lengths[i]] = True
+    return Rows(ids, seen, sampled)
+
+
+def row_loss(logits: Tensor, ids: Tensor, sampled: Tensor, tokens: int) -> Tensor:
+    """The part of the minibatch loss of padded rows. logits: [rows, longest, vocabulary]."""
+    chosen = sampled[:, 1:]
+    found = logits[:, :-1][chosen].float()
+    return torch.nn.functional.cross_entropy(found, ids[:, 1:][chosen], reduction="sum") / tokens
+
+
 def token_count(minibatch: Sequence[TrainSample]) -> int:
     return sum(len(sample.output_ids) for sample in minibatch)
 

@@ -7,33 +7,34 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whale_tui.policy import artifact, loss, trie
+from whale_tui.policy import artifact, loss, optimizer
 from whale_tui.policy.full import Weights
 from whale_tui.policy.lora import Adapter
+from whale_tui.policy.parts import PADDED_ROWS, Parts
 from whale_tui.policy.protocol import PolicyFailure, Trained, TrainRequest, TrainSample, is_out_of_memory
+from whale_tui.policy.shards import Shards, whole
 
 CLIP = 1.0
-PADDED_ROWS = 8
 
 
 class Interrupted(Exception):
     """The engine has abandoned the call that is being served."""
 
 
-class Trainer:
+class Trainer(Parts):
     """Holds what is trained and its optimizer. `restore` and `write` carry the whole of its state.
 
     compute: the dtype of autocast; fp32 for none. packed: samples go through the token trie; where an architecture
     does not take its mask, through padded rows instead. full: all weights are trained, and a version holds them in the
-    dtype `served`. checkpointing: activations are computed again in the backward pass.
+    dtype `served`. checkpointing: activations are computed again in the backward pass. shards: this process trains
+    with others.
     """
 
     def __init__(
@@ -47,27 +48,29 @@ class Trainer:
         alpha: int = 32,
         seed: int = 0,
         pack_nodes: int = 1024,
+        padded_rows: int = PADDED_ROWS,
         full: bool = False,
         served: torch.dtype = torch.float32,
-        optimizer: str = "adamw",
+        optimizer_name: str = "adamw",
         checkpointing: bool = False,
+        shards: Shards | None = None,
     ) -> None:
-        self.held = (
-            Weights(folder, device, served=served, packed=packed)
-            if full
-            else Adapter(folder, device, rank=rank, alpha=alpha, seed=seed, compute=compute, packed=packed)
-        )
-        self.model = self.held.model
+        held: Adapter | Weights
+        if full:
+            held = Weights(folder, device, served=served, packed=packed, shards=shards)
+        else:
+            held = Adapter(
+                folder, device, rank=rank, alpha=alpha, seed=seed, compute=compute, packed=packed, shards=shards
+            )
         if checkpointing:
-            _checkpoint(self.held.causal, folder)
-        self.device = device
-        self.compute = compute
-        self.packed = packed
-        self.pack_nodes = pack_nodes
-        self.padded_rows = PADDED_ROWS
+            _checkpoint(held.causal, folder)
+        super().__init__(held, device, compute, packed=packed, shards=shards)
+        self.pack_nodes, self.padded_rows = pack_nodes, padded_rows
+        self.model = held.model
         self.parameters = self.held.parameters
         self.trained_parameters = sum(p.numel() for p in self.parameters.values())
-        self._optimizer_name = optimizer
+        self.numbers = sum(p.numel() for p in self.model.parameters())
+        self._optimizer_name = optimizer_name
         self._new_optimizer()
 
     # ------------------------------------------------------------------------------------------------------ training
@@ -85,7 +88,7 @@ class Trainer:
             if tokens == 0:
                 continue
             total = self.gradient(minibatch, interrupted, note)
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
+            norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP)))
             if total == total and abs(total) != float("inf") and norm == norm and norm != float("inf"):
                 self.optimizer.step()
                 done.losses.append(total)
@@ -115,95 +118,21 @@ class Trainer:
             try:
                 return self._accumulate(minibatch, tokens, interrupted)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if self.shards or not is_out_of_memory(error):  # the other processes wait inside theirs: ranks.py
                     raise
                 said = str(error).partition("\n")[0]
             self.optimizer.zero_grad(set_to_none=True)
-            self._smaller(said, note)
+            self.smaller(said, note)
 
     def _accumulate(self, minibatch: Sequence[TrainSample], tokens: int, interrupted: Callable[[], bool]) -> float:
         total = 0.0
-        for part in self._packed(minibatch, tokens) if self.packed else self._padded(minibatch, tokens):
+        for part in self.parts(minibatch, tokens):
             part.backward()
             total += part.item()
-            if interrupted():
+            if self.shards.any(interrupted()) if self.shards else interrupted():
                 self.optimizer.zero_grad(set_to_none=True)
                 raise Interrupted
-        return total
-
-    def _smaller(self, said: str, note: Callable[[str], None]) -> None:
-        """Half the size of a part, from now on. Raises PolicyFailure where the part was a single sample."""
-        if self._longest_alone:
-            raise PolicyFailure(
-                "out-of-memory",
-                f"training one sample of {self._longest_alone} tokens takes more memory than there is ({said}); "
-                "set model.checkpointing = true, or lower rollout.max_context",
-            )
-        if self.packed:
-            self.pack_nodes //= 2
-        else:
-            self.padded_rows //= 2
-        size = f"{self.pack_nodes} nodes" if self.packed else f"{self.padded_rows} rows"
-        note(f"training: out of memory ({said}); the minibatch is begun anew in parts of {size}")
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _packed(self, minibatch: Sequence[TrainSample], tokens: int) -> Iterator[Tensor]:
-        base = self.held.causal
-        for pack in loss.packs(minibatch, self.pack_nodes):
-            self._longest_alone = len(pack.ids) if pack.is_path() else 0
-            rows = sorted(set(pack.nodes))
-            with self._autocast():
-                hidden = base.model(
-                    input_ids=self._column(pack.ids),
-                    position_ids=self._column(pack.positions),
-                    use_cache=False,
-                    trie_layout=trie.Layout(pack, self.device, self.compute),
-                ).last_hidden_state[0]
-                logits = base.lm_head(hidden[torch.tensor(rows, device=self.device)])
-            yield loss.trie_loss(logits.float().log_softmax(-1), pack, rows, tokens)
-
-    def _padded(self, minibatch: Sequence[TrainSample], tokens: int) -> Iterator[Tensor]:
-        """The plain computation: right-padded rows, a mask from lengths. Reference in tests, fallback for any
-        architecture.
-        """
-        ordered = sorted((s for s in minibatch if s.output_ids), key=lambda s: len(s.prompt_ids) + len(s.output_ids))
-        for start in range(0, len(ordered), self.padded_rows):
-            rows = ordered[start : start + self.padded_rows]
-            lengths = [len(s.prompt_ids) + len(s.output_ids) for s in rows]
-            self._longest_alone = lengths[0] if len(rows) == 1 else 0
-            ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-            seen = torch.zeros_like(ids)
-            sampled = torch.zeros_like(ids, dtype=torch.bool)
-            for i, sample in enumerate(rows):
-                ids[i, : lengths[i]] = torch.tensor(sample.prompt_ids + sample.output_ids)
-                seen[i, : lengths[i]] = 1
-                sampled[i, len(sample.prompt_ids) : lengths[i]] = True
-            ids, seen, sampled = ids.to(self.device), seen.to(self.device), sampled.to(self.device)
-            with self._autocast():
-                logits = self.model(input_ids=ids, attention_mask=seen, use_cache=False).logits
-            chosen = sampled[:, 1:]
-            yield (
-                torch.nn.functional.cross_entropy(logits[:, :-1][chosen].float(), ids[:, 1:][chosen], reduction="sum")
-                / tokens
-            )
-
-    @torch.no_grad()
-    def probe(self, ids: Sequence[int]) -> Tensor:
-        """Log-probability of each token of a sequence after its first: [len(ids) - 1] fp32."""
-        self.held.prepare()
-        with self._autocast():
-            logits = self.model(input_ids=self._column(ids), use_cache=False).logits[0, :-1]
-        target = torch.tensor(list(ids[1:]), device=self.device)
-        return logits.float().log_softmax(-1).gather(-1, target[:, None])[:, 0].cpu()
-
-    def _column(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(list(values), device=self.device)[None]
-
-    def _autocast(self) -> AbstractContextManager:
-        if self.compute == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute)
+        return self.shards.mean(total) if self.shards else total
 
     # --------------------------------------------------------------------------------------------------------- state
 
@@ -216,22 +145,41 @@ class Trainer:
         state = artifact.read_optimizer(folder) if with_optimizer else {}
         self.held.read(folder, state)
         if state:
-            self.optimizer.load_state_dict(state.get("optimizer", state))
+            optimizer.load(self.optimizer, state.get("optimizer", state), list(self.parameters.values()))
+
+    def give_back(self) -> None:
+        """Others are about to use this GPU: what torch keeps of it for later is theirs."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def write(self, folder: Path, version: str, base_hash: str) -> tuple[str, str]:
         """Write a version into `folder`. Returns its hash and its manifest's."""
-        return artifact.write(folder, version, base_hash, self.held.write, self._resumable)
+        tensors, state = self._gathered(), optimizer.state_of(self.optimizer)
+        if self.shards and self.shards.rank:
+            return "", ""
+        beside = self.held.beside(tensors)
+        return artifact.write(
+            folder, version, lambda made: self.held.write(made, base_hash, tensors), base_hash,
+            {"optimizer": state, **beside} if beside else state,
+        )  # fmt: skip
 
-    def _resumable(self) -> dict[str, Any]:
-        state, beside = self.optimizer.state_dict(), self.held.beside()
-        return {"optimizer": state, **beside} if beside else state
+    def prove_written(self, folder: Path) -> None:
+        """What a version's files hold is what is trained here. Raises PolicyFailure("publish-unproved")."""
+        tensors = self._gathered()
+        if not (self.shards and self.shards.rank):
+            self.held.prove_written(folder, tensors)
+
+    def _gathered(self) -> dict[str, Tensor]:
+        """What is trained, by its names in files; nothing but in the first process."""
+        found = {}
+        for name, tensor in self.held.tensors().items():
+            gathered = whole(tensor)
+            if not (self.shards and self.shards.rank):
+                found[name] = gathered
+        return found
 
     def _new_optimizer(self) -> None:
-        parameters = self.parameters.values()
-        if self._optimizer_name == "adafactor":
-            self.optimizer: torch.optim.Optimizer = torch.optim.Adafactor(parameters, lr=0.0, weight_decay=0.0)
-        else:
-            self.optimizer = torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
+        self.optimizer = optimizer.make(self._optimizer_name, list(self.parameters.values()))
 
 
 def _checkpoint(model: Any, folder: Path) -> None:

@@ -40,6 +40,7 @@ class Load(Ask, tag="load"):
     Empty: what this worker computes in."""
     optimizer: str = "adamw"
     checkpointing: bool = False
+    processes: int = 1
 
 
 class Advance(Ask, tag="advance"):
