@@ -44,7 +44,7 @@ $(VLLM_STAMP): Makefile
 	@echo "==> $(VLLM)/bin/python has vLLM"
 
 test-vllm: setup vllm-env  ## the tests against the real server: some minutes on two cores
-	$(BIN)/python -m pytest tests/vllm/real_server.py tests/vllm/real_run.py
+	$(BIN)/python -m pytest $(sort $(wildcard tests/vllm/real_*.py))
 
 lint: setup
 	$(BIN)/ruff check .

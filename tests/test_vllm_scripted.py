@@ -649,6 +649,18 @@ def test_the_command_of_a_managed_server_pins_what_bends_sampling() -> None:
         room_for(513)
 
 
+def test_a_model_that_sees_images_is_served_by_its_text_alone(tmp_path: Path) -> None:
+    """As the trainer holds it: beside a part for images, the names in an adapter would match nothing."""
+
+    def overrides(*architectures: str) -> list[str]:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+        words = command(Vllm(python="py"), str(tmp_path), port=1, rank=8, context=64, devices="")
+        return [words[i + 1] for i, word in enumerate(words) if word == "--hf-overrides"]
+
+    assert overrides("Qwen3_5ForConditionalGeneration") == ['{"architectures": ["Qwen3_5ForCausalLM"]}']
+    assert overrides("Qwen3ForCausalLM") == overrides() == []
+
+
 async def test_a_client_does_not_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that is set for the internet must not get the calls to a server on this machine."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PYTHON = Path(__file__).parent.parent.parent / ".venv-vllm" / "bin" / "python"
 OPTIONS: dict[str, Any] = {
-    "python": str(PYTHON), "dtype": "float32", "memory_share": 0.2, "health_seconds": 240.0, "concurrency": 8,
+    "python": str(PYTHON), "dtype": "float32", "memory_share": 0.2, "health_seconds": 600.0, "concurrency": 8,
     "args": ["--enforce-eager", "--max-num-seqs", "8"], "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
 }  # fmt: skip
 """Of servers on a CPU."""
@@ -40,16 +40,16 @@ ASKED = ("Name a river in France.", "What is 17 + 25?", "Write one sentence abou
 
 
 class Real:
-    """A managed server over the embedded model, and the engine that uses it. `tokenizer` renders as a run does."""
+    """Managed servers over a model, and the engine that uses them. `tokenizer` renders as a run does."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model, self.folder = real_model(), folder
+    def __init__(self, folder: Path, model: Path | None, **options: Any) -> None:
+        self.model, self.folder = model or real_model(), folder
         self.warnings: list[str] = []
         self.tokenizer = ChatTokenizer(self.model)
         config = Config()
         config.rollout.engine, config.rollout.max_context = "vllm", 1024
         config.model.lora_rank = RANK
-        config.vllm = Vllm(**OPTIONS)
+        config.vllm = Vllm(**OPTIONS | options)
         worker = TransformersEngine(
             self.model, log_path=folder / "worker.log", device="cpu", dtype="float32", lora_rank=RANK, sample=False
         )
@@ -60,8 +60,8 @@ class Real:
         return self.tokenizer.render([{"role": "user", "content": text}])
 
     def call(self, text: str, sampling: Sampling = GREEDY, **more: Any) -> SampleRequest:
-        values: dict[str, Any] = {"max_tokens": 8, "seed": 11, "stop_ids": self.tokenizer.stop_ids} | more
-        return SampleRequest(order=(0, 0), prompt_ids=self.prompt(text), sampling=sampling, **values)
+        values: dict[str, Any] = {"order": (0, 0), "max_tokens": 8, "seed": 11, "stop_ids": self.tokenizer.stop_ids}
+        return SampleRequest(prompt_ids=self.prompt(text), sampling=sampling, **values | more)
 
     async def base(self) -> None:
         await self.engine.restore("theta-0000", None, with_optimizer=False)
@@ -74,21 +74,33 @@ class Real:
         name = f"theta-{self.versions:04d}"
         return await self.engine.publish(name, str(self.folder / name))
 
-    def server(self) -> Any:
+    def servers(self) -> list[Any]:
         assert self.engine.servers is not None
-        return self.engine.servers.all[0]
+        return list(self.engine.servers.all)
+
+    def server(self) -> Any:
+        return self.servers()[0]
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path, model: Path | None = None, **options: Any) -> AsyncIterator[Real]:
+    """A `Real` that has been started, ended afterwards. model: the embedded one if not said. options: of [vllm], beside
+    OPTIONS.
+    """
+    if not PYTHON.exists():
+        pytest.skip("there is no .venv-vllm: make vllm-env")
+    real = Real(folder, model, **options)
+    await real.engine.start()
+    try:
+        yield real
+    finally:
+        await real.engine.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Real]:
-    if not PYTHON.exists():
-        pytest.skip("there is no .venv-vllm: make vllm-env")
-    made = Real(tmp_path_factory.mktemp("real"))
-    await made.engine.start()
-    try:
+    async with started(tmp_path_factory.mktemp("real")) as made:
         yield made
-    finally:
-        await made.engine.close()
 
 
 async def test_ids_go_in_and_come_out(real: Real) -> None:
