@@ -48,8 +48,8 @@ def training_bytes(config: Config, numbers: int, trained: int, each: int) -> int
     """Memory of the trainer, activations apart: its weights (fp32 where they are trained), gradients and the
     optimizer's state. each: bytes of a number as it is computed with.
     """
-    state = (8 if config.weight.optimizer == "adamw" else 0) + 4
-    return (4 if config.model.adapt == "full" else each) * numbers + (4 + state) * trained
+    frozen = numbers * each if config.model.adapt == "lora" else 0
+    return frozen + (4 + 4 + (8 if config.weight.optimizer == "adamw" else 0)) * trained
 
 
 def machine_bytes() -> tuple[int, int]:
