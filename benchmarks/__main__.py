@@ -1,6 +1,7 @@
 """Every benchmark that fits in twenty minutes, one after another: `make bench`, or `python -m benchmarks NAME...`.
 
 Each is a module with `main()` that prints its own table: ours and the peer on the same inputs, in one go, as a ratio.
+`gpu` is among them where torch sees a CUDA device.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import pkgutil
 import sys
 import time
 
+from torch import cuda
+
 import benchmarks
 
 
 def main() -> int:
     known = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_"))
-    names = sys.argv[1:] or known
+    names = sys.argv[1:] or [name for name in known if name != "gpu" or cuda.is_available()]
     for name in names:
         if name not in known:
             print(f"no benchmark {name!r}; there are {', '.join(known)}", file=sys.stderr)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.tiny import real_model, tiny_model
+from whale_tui.policy.attention import attend, attend_plainly
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.draw import Drawer, uniforms
 from whale_tui.policy.plain import PlainSampler
@@ -145,6 +146,18 @@ def test_greedy_batch_equals_singles(folder):
     together = drain(fast, requests)
     for i in range(0, len(requests), 7):
         assert drain(fast, [requests[i]])[0].output_ids == together[i].output_ids
+
+
+@pytest.mark.parametrize("room", [1, 700, 1 << 28])
+def test_attention_out_of_plain_products_is_the_kernels(room):
+    """What a GPU computes with, some queries at a time, beside the CPU's kernel."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, n, 16) for heads, n in ((4, 37), (2, 37), (2, 37)))
+    for kind in ({"causal": True}, {"mask": torch.where(torch.rand(2, 1, 37, 37) < 0.5, -torch.inf, 0.0)}, {}):
+        if "mask" in kind:
+            kind["mask"].diagonal(dim1=-2, dim2=-1).zero_()
+        for ours, kernels in zip(attend_plainly(q, k, v, room=room, **kind), attend(q, k, v, **kind), strict=True):
+            assert torch.allclose(ours, kernels, atol=1e-5)
 
 
 def test_few_places_in_the_batch_change_nothing(folder):

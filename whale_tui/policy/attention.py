@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ROOM = 1 << 28
+"""Scores that plain products hold at once: 1 GB in fp32, and about as much again beside it."""
+
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
@@ -18,16 +21,34 @@ def attend(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=mask, scale=1.0
         )
+    return attend_plainly(q, k, v, causal=causal, mask=mask)
+
+
+def attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, room: int = ROOM
+) -> tuple[Tensor, Tensor]:
+    """The same out of plain products, on any device: some queries at a time, so that a long prompt's scores fit."""
     batch, heads, n, d = q.shape
-    grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], n, d)
-    scores = torch.matmul(grouped, k[:, :, None].transpose(-1, -2)).float()
-    if causal:
-        scores = scores.masked_fill(torch.ones(n, k.shape[2], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
-    if mask is not None:
-        scores = scores + mask[:, :, None].float()
-    lse = scores.logsumexp(-1)
-    out = torch.matmul((scores - lse[..., None]).exp().to(v.dtype), v[:, :, None])
-    return out.reshape(batch, heads, n, d), lse.reshape(batch, heads, n)
+    kv, keys = k.shape[1:3]
+    step = max(1, room // (batch * heads * keys))
+    outs: list[Tensor] = []
+    sums: list[Tensor] = []
+    for start in range(0, n, step):
+        some = q[:, :, start : start + step]
+        count = some.shape[2]
+        products = some.reshape(batch, kv, -1, d) @ k.transpose(-1, -2)
+        scores = products.float().view(batch, kv, heads // kv, count, keys)
+        if causal:
+            later = torch.ones(count, keys, dtype=torch.bool, device=q.device).triu(1 + start)
+            scores = scores.masked_fill(later, -torch.inf)
+        if mask is not None:
+            scores = scores + mask[:, :, None, start : start + step].float()
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse[..., None]).exp().to(v.dtype)
+        out = weights.view(batch, kv, -1, keys) @ v
+        outs.append(out.view(batch, heads, count, d))
+        sums.append(lse.view(batch, heads, count))
+    return torch.cat(outs, 2), torch.cat(sums, 2)
 
 
 def merge(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ class Drawer:
     def __init__(
         self, samplings: Sequence[Sampling], seeds: Sequence[int], vocabulary: int, device: torch.device
     ) -> None:
+        if device.type == "mps":  # it has no fp64, and what is drawn from is small
+            device = torch.device("cpu")
         self.seeds = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
         limits = [s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings]
         limits = [1 if s.temperature == 0 else k for s, k in zip(samplings, limits, strict=True)]
@@ -62,8 +64,8 @@ class Drawer:
         logits: [rows, candidates], ids: their token ids, both in any order; positions: [rows], tokens drawn so far.
         Returns ids and log-probabilities under the processed distribution (temperature 0 is a point mass: 0.0).
         """
-        values, rank = logits.double().topk(self.width, dim=-1)
-        ids = ids.gather(-1, rank)
+        values, rank = logits.to(self.device).double().topk(self.width, dim=-1)
+        ids = ids.to(self.device).gather(-1, rank)
         scaled = (values / self.temperature).masked_fill(self.cut, -torch.inf)
         probability = scaled.softmax(-1)
         before = probability.cumsum(-1) - probability
