@@ -263,7 +263,9 @@ def ends(axes: Axes, courses: Sequence[Course], study: Study) -> None:
         assert row.last is not None
         color, mark = style(row.condition)
         axes.bar(at, 100 * row.last.mean, color=color, width=0.6, alpha=0.75)
-        axes.plot([at, at], [100 * row.last.low, 100 * row.last.high], color=INK, lw=1.5)
+        interval = [100 * row.last.low, 100 * row.last.high]
+        axes.plot([at, at], interval, color="white", lw=4)  # seen on a dark bar too
+        axes.plot([at, at], interval, color=INK, lw=1.5)
         ends = [c.last.score.mean for c in courses if c.state.condition == row.condition and c.last is not None]
         axes.plot([at + 0.17] * len(ends), [100 * mean for mean in ends], mark, ms=4, color="white", mec=INK)
     axes.set_xticks(range(len(rows)), [row.condition for row in rows])
