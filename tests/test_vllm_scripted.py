@@ -580,7 +580,7 @@ async def test_a_server_that_started_anew_on_its_base_is_noticed(
         assert version_of(await b.engine.submit(call())) == 0.5
 
 
-async def test_a_managed_server_that_takes_no_weights_is_started_anew_on_them(tmp_path: Path) -> None:
+async def test_a_managed_server_is_started_anew_on_the_weights(tmp_path: Path) -> None:
     options = {"mode": "managed", "python": stand_in(tmp_path), "env": {"SCRIPTED_NO_RELOAD": "1"}}
     async with bench(0, tmp_path, "full", **options) as b:
         for name, value in (("theta-0001", 0.5), ("theta-0002", 1.0)):

