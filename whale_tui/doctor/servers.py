@@ -65,7 +65,7 @@ async def _reached(urls: list[str]) -> Finding:
                 return fail(
                     f"{url}: {error or type(error).__name__}", "start the server (docs/vllm.md), or mend vllm.urls"
                 )
-    return ok(f"{len(urls)} servers answer")
+    return ok(f"{len(urls)} servers answer" if len(urls) > 1 else "the server answers")
 
 
 async def servers(checkup: Checkup) -> Finding | None:
