@@ -1,6 +1,9 @@
-"""The journal: episode records a second with token ids and log-probabilities; attach and filter times from 10^3 on.
+"""The journal: episode records a second with token ids and log-probabilities; attach, resume and filters from 10^3 on.
 
-python -m benchmarks.journal [largest, default 100000]
+    python -m benchmarks.journal [largest, default 100000]
+
+`resume` is what an engine does with it before it goes on; `check` is the reading of every page, which an engine does
+while it loads its model. `found` is a filter with matches, `none` a text that nothing holds.
 """
 
 from __future__ import annotations
@@ -9,7 +12,10 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from whale_tui.journal import Journal
 from whale_tui.loop.state import replay
@@ -72,34 +78,46 @@ def fill(folder: Path, count: int) -> float:
     return count / spent
 
 
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Milliseconds, and what it gave."""
+    start = time.perf_counter()
+    result = call()
+    return (time.perf_counter() - start) * 1e3, result
+
+
+def resume(path: Path) -> None:
+    journal = Journal(path)
+    replay([e for e in journal.events() if not isinstance(e, StepFinished)])
+    journal.counts()
+    journal.close()
+
+
 def main() -> None:
     largest = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    print(
-        f"{'episodes':>9} {'records/s':>10} {'MB':>7} {'attach ms':>10} {'page ms':>8} {'filter ms':>10} {'one ms':>7}"
-    )
+    columns = ["records/s", "MB", "attach", "resume", "check", "page", "found", "none", "one"]
+    print(f"{'episodes':>9} " + " ".join(f"{column:>9}" for column in columns) + "   (ms)")
     size = 1_000
     while size <= largest:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             rate = fill(folder, size)
-            start = time.perf_counter()
-            journal = Journal(folder / "journal.sqlite", read_only=True)
-            replay([e for e in journal.events() if not isinstance(e, StepFinished)])
-            attach = time.perf_counter() - start
-            start = time.perf_counter()
-            rows = journal.page(limit=100)
-            page = time.perf_counter() - start
-            start = time.perf_counter()
-            journal.page(limit=100, verdict="accept", harness="h0000")
-            filtered = time.perf_counter() - start
-            start = time.perf_counter()
-            journal.episode(rows[50])
-            one = time.perf_counter() - start
             total = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1e6
-            print(
-                f"{size:9,} {rate:10,.0f} {total:7.1f} {attach * 1e3:10.1f} {page * 1e3:8.1f} {filtered * 1e3:10.1f} "
-                f"{one * 1e3:7.1f}"
-            )
+            path = folder / "journal.sqlite"
+
+            def attach(path: Path = path) -> Journal:
+                journal = Journal(path, read_only=True)
+                replay([e for e in journal.events() if not isinstance(e, StepFinished)])
+                return journal
+
+            attached, journal = timed(attach)
+            resumed, _ = timed(partial(resume, path))
+            checked, _ = timed(journal.verify)
+            paged, rows = timed(partial(journal.page, limit=100))
+            found, _ = timed(partial(journal.page, limit=100, verdict="accept", harness="h0000"))
+            none, _ = timed(partial(journal.page, limit=100, text="nothing holds this"))
+            one, _ = timed(partial(journal.episode, rows[50]))
+            figures = [attached, resumed, checked, paged, found, none, one]
+            print(f"{size:9,} {rate:9,.0f} {total:9.1f} " + " ".join(f"{f:9.1f}" for f in figures), flush=True)
             journal.close()
         size *= 10
 
