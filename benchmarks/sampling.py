@@ -1,16 +1,22 @@
-"""Episodes of the embedded engine beside transformers' `generate`, on the same prompts, in one go.
+"""Episodes of the embedded engine beside transformers' `generate` and vLLM, on the same prompts, in one go.
 
-    python -m benchmarks.sampling [SHAPE ...] [--model NAME] [--dtype bfloat16] [--peer-batch 64 128 256] [--no-peer]
+    python -m benchmarks.sampling [SHAPE ...] [--model NAME] [--dtype bfloat16] [--prompts N] [--peer-batch 64 128 256]
+        [--no-peer] [--vllm .venv-vllm/bin/python]
 
 Shapes: samples (32 prompts x 8), harnesses (four headers at once), turns (two turns, the second prompt grows from the
-first), distinct (nothing shared), long (512-token answers). The floor beside each figure is what the machine's own
-matrix products would need for the tokens that can't be shared, and for reading the weights once a step.
+first), distinct (nothing shared), long (512-token answers). `--prompts` takes fewer of each. The floor beside each
+figure is what the machine's own matrix products would need for the tokens that can't be shared, and for reading the
+weights once a step. vLLM (`make vllm-env`) runs as a process of its own over the same prompt ids, warm, with its prefix
+cache and without adapters. All draw at random, so that ratios are of seconds a sampled token.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +52,9 @@ NAMES = [
 ]
 PLACES = ["Port Ellery", "Tamber Vale", "Upper Quill", "Stonewick", "Mirefield", "Saltham", "Greyford", "Dunmere"]
 TRADES = ["clockmaker", "botanist", "bridge", "builder", "printer", "cartographer", "glassblower"]
+
+
+VLLM = Path(__file__).parent / "_vllm.py"
 
 
 class Shape(Struct):
@@ -156,6 +165,23 @@ def peer(model, asked: list[list[int]], max_tokens: int, batch: int, stop_ids: l
     return time.perf_counter() - started, tokens
 
 
+def vllm(python: str, folder: Path, dtype: str, rounds: list[list[list[int]]], shape: Shape, stop_ids: list[int]):
+    """Seconds and sampled tokens of vLLM's offline engine, each round submitted at once."""
+    asked = {
+        "model": str(folder), "dtype": dtype, "rounds": rounds, "max_tokens": shape.max_tokens, "stop_ids": stop_ids,
+        "warm": [[7 + n] * len(rounds[0][0]) for n in range(8)],
+    }  # fmt: skip
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    env = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [python, str(VLLM)], input=json.dumps(asked), env=os.environ | env, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{python} benchmarks/_vllm.py: {done.stdout[-1000:]}{done.stderr[-3000:]}")
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    return told["seconds"], told["tokens"]
+
+
 # ------------------------------------------------------------------------------------------------------------------
 # floor
 
@@ -198,8 +224,10 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*")
     parser.add_argument("--model", default=EMBEDDED)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--prompts", type=int, default=0, help="of each shape, spread over it; 0 for all")
     parser.add_argument("--peer-batch", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--vllm", metavar="PYTHON", default="", help="an interpreter that has vLLM")
     parser.add_argument("--repeat", type=int, default=2)
     options = parser.parse_args()
 
@@ -216,21 +244,30 @@ def main() -> None:
     speed = machine(sampler)
     threads = torch.get_num_threads()
     print(f"{folder.name}, {dtype}, {threads} threads, {speed[0] / 1e9:.0f} GFLOPS, {speed[1] / 1e9:.0f} GB/s")
-    columns = ["episodes", "prompt", "sampled", "ours s", "floor s", "generate s", "ratio"]
+    columns = ["episodes", "prompt", "sampled", "ours s", "floor s"]
+    columns += [] if options.no_peer else ["generate s", "ratio"]
+    columns += ["vllm s", "ratio"] if options.vllm else []
     print(f"{'shape':10} " + " ".join(f"{column:>10}" for column in columns))
     for name, shape in shapes(chat).items():
         if options.shapes and name not in options.shapes:
             continue
+        if 0 < options.prompts < len(shape.prompts):
+            shape.prompts = shape.prompts[:: len(shape.prompts) // options.prompts][: options.prompts]
         seconds, samples, asked = min((ours(sampler, chat, shape) for _ in range(options.repeat)), key=lambda r: r[0])
         sampled = sum(len(s.output_ids) for s in samples)
         figures = [len(asked) // shape.turns, sum(map(len, asked)) / len(asked), sampled, seconds]
         figures.append(floor(sampler, asked, samples, speed))
+        sampler.clear()
+        peers = []
         if model is not None:
-            took, tokens = min(
-                (peer(model, asked, shape.max_tokens, min(b, len(asked)), chat.stop_ids) for b in options.peer_batch),
-                key=lambda r: r[0],
-            )
-            # Both draw at random: seconds are compared per sampled token where the answers differ in length.
+            batches = sorted({min(batch, len(asked)) for batch in options.peer_batch})
+            runs = (peer(model, asked, shape.max_tokens, batch, chat.stop_ids) for batch in batches)
+            peers.append(min(runs, key=lambda r: r[0] / r[1]))
+        if options.vllm:
+            first = len(shape.prompts) * shape.samples
+            rounds = [asked[:first], asked[first:]] if asked[first:] else [asked]
+            peers.append(vllm(options.vllm, folder, str(dtype).removeprefix("torch."), rounds, shape, chat.stop_ids))
+        for took, tokens in peers:
             figures += [took, took / seconds * sampled / tokens]
         print(
             f"{name:10} " + " ".join(f"{f:10.2f}" if isinstance(f, float) else f"{f:10}" for f in figures), flush=True
