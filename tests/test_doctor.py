@@ -392,7 +392,7 @@ def test_training_all_weights_takes_more_and_an_adapters_rate_is_warned_of(here:
     assert retention.version_bytes(lean, numbers, 2) == (2 * numbers, 4 * numbers)
     assert retention.version_bytes(checkup(config).config, 10, 2) == (40, 80)
     warned = visit(checkup(own, "model.adapt=full"), quick.learning_rate)["learning rate"]
-    assert warned.level == "warn" and "weight.learning_rate = 0.0001 is an adapter's" in warned.text and warned.mend
+    assert warned.level == "warn" and "weight.learning_rate = 0.0003 is an adapter's" in warned.text and warned.mend
     assert not visit(checkup(own, "model.adapt=full", "weight.learning_rate=1e-5"), quick.learning_rate)
     assert not visit(checkup(own), quick.learning_rate)
 
