@@ -52,7 +52,12 @@ def run_until(folder: Path, sample: str, enough: Callable[[RunState], bool], *ch
 
 
 def test_the_search_finds_a_harness_and_training_takes_it_up(folder: Path) -> None:
-    changes = ("domain.options.harness=32", "weight.prompts_per_step=8", "schedule.epochs=0.004")
+    changes = (
+        "domain.options.harness=24",
+        "weight.prompts_per_step=8",
+        "schedule.epochs=0.004",
+        "run.look_episodes=16",
+    )
     run, state = run_until(folder, "quickstart.toml", lambda s: s.total_steps >= 2, *changes)
     assert state.looked is not None and state.looked.accepted <= 1
     assert [phase.phase for phase in state.phases][:2] == ["harness", "weight"]
@@ -77,7 +82,7 @@ def test_the_search_finds_a_harness_for_arithmetic(folder: Path) -> None:
         means = [c.mean(state.policy_hash) for c in state.harnesses.values()] if state.versions else []
         return max((mean for mean in means if mean is not None), default=0.0)
 
-    changes = ('run.condition="harness-only"', "run.cycles=1", "domain.options.harness=32")
+    changes = ('run.condition="harness-only"', "run.cycles=1", "domain.options.harness=24")
     _, state = run_until(folder, "arithmetic.toml", lambda s: best(s) > 0.05, *changes)
     base = state.harnesses["h0000"].mean(state.policy_hash)
     assert base is not None and base <= 0.03
