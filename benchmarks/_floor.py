@@ -38,9 +38,9 @@ def size_of(folder: Path) -> Size:
     return Size(c["num_hidden_layers"] * layer, c["vocab_size"] * hidden)
 
 
-def flops() -> float:
-    """Operations a second of a product of 2,048 rows in the type that the policy computes in here."""
-    dtype = pick_dtype(torch.device("cpu"))
+def flops(dtype: torch.dtype | None = None) -> float:
+    """Operations a second of a product of 2,048 rows, in the type that the policy computes in here or another one."""
+    dtype = dtype or pick_dtype(torch.device("cpu"))
     x, w = torch.randn(2048, 576).to(dtype), torch.randn(3072, 576).to(dtype)
     best = float("inf")
     with torch.inference_mode():

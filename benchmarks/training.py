@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.sampling import header, measure, question
+from benchmarks import _floor
+from benchmarks.sampling import header, question
 from whale_tui.policy import loss
 from whale_tui.policy.chat import ChatTokenizer
 from whale_tui.policy.held import pick_dtype
@@ -92,17 +93,6 @@ def norm_in_fp64(weight: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Ten
     return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def floor(trainer: Trainer, minibatches: list[list[TrainSample]], flops: float) -> float:
-    """Seconds: two products a weight (forward, and back to the input) a node, three for the head's rows."""
-    body = sum(p.numel() for name, p in trainer.model.named_parameters() if "base_layer" in name)
-    head = trainer.model.get_base_model().lm_head.weight.numel()
-    work = 0
-    for minibatch in minibatches:
-        for pack in loss.packs(minibatch, 1 << 30):
-            work += 2 * 2 * body * len(pack.ids) + 2 * 2 * head * len(set(pack.nodes))
-    return work / flops
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*")
@@ -123,9 +113,7 @@ def main() -> None:
     trainer = Trainer(
         folder, device, rank=16, alpha=32, seed=0, compute=dtype, packed=True, pack_nodes=options.pack_nodes
     )
-    x, w = torch.randn(2048, 576).to(dtype), torch.randn(3072, 576).to(dtype)
-    with torch.inference_mode():
-        flops = 2 * 2048 * w.numel() / measure(lambda: torch.nn.functional.linear(x, w))
+    flops, weights = _floor.flops(dtype), _floor.size_of(folder)
     print(f"{folder.name}, {dtype}, {torch.get_num_threads()} threads, {flops / 1e9:.0f} GFLOPS")
     columns = ["samples", "tokens", "nodes", "ours s", "floor s", "padded s", "ratio", "peak GB"]
     print(f"{'shape':10} " + " ".join(f"{column:>9}" for column in columns))
@@ -137,7 +125,7 @@ def main() -> None:
         tokens = sum(len(s.prompt_ids) + len(s.output_ids) for s in samples)
         timed(trainer, minibatches[:1], packed=True)
         ours = timed(trainer, minibatches, packed=True)
-        figures = [len(samples), tokens, nodes, ours, floor(trainer, minibatches, flops)]
+        figures = [len(samples), tokens, nodes, ours, _floor.of_update(minibatches, weights) / flops]
         peak = peak_bytes(device) / 1e9
         if not options.no_peer:
             padded = timed(trainer, minibatches, packed=False)

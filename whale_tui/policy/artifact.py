@@ -62,22 +62,26 @@ def is_full(folder: Path) -> bool:
 
 def each_weight(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a folder's safetensors files, by name, read one after the other."""
-    files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-    of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    of = _files_by_tensor(folder)
     for name in sorted(of):
         yield name, of[name].get_tensor(name)
 
 
 def changed_share(folder: Path, before: Path, dtype: torch.dtype) -> float:
     """Share of a full version's numbers that are others in `before` (a version or the base), both as served."""
-    files = [safe_open(path, framework="pt") for path in before.glob("*.safetensors")]
-    of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+    of = _files_by_tensor(before)
     changed = total = 0
     for name, tensor in each_weight(folder):
         if name in of:
             changed += int((of[name].get_tensor(name).to(dtype) != tensor).sum())
             total += tensor.numel()
     return changed / total if total else 0.0
+
+
+def _files_by_tensor(folder: Path) -> dict[str, Any]:
+    """Which of a folder's safetensors files, opened, holds each tensor."""
+    files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def hash_base(folder: Path) -> str:

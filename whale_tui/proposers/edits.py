@@ -418,13 +418,22 @@ def _below_constants(body: Sequence[Any]) -> int:
 
 def _imported(body: list[Any], code: str) -> list[Any]:
     """The body, importing the allowed modules that `code` names and the body does not bind."""
-    module, names = ast.parse(cst.Module(body).code), [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name)]
+    needed = _modules_in(code)
+    if not needed:
+        return body
+    module = ast.parse(cst.Module(body).code)
     bound = {alias.asname or alias.name for node in ast.walk(module) for alias in getattr(node, "names", ())
              if isinstance(alias, ast.alias)}  # fmt: skip
-    own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    lines = [cst.parse_statement(f"import {name}") for name in sorted({n.id for n in names} & MODULES - bound - own)]
+    lines = [cst.parse_statement(f"import {name}") for name in sorted(needed - bound)]
     place = int(ast.get_docstring(module) is not None)
     return [*body[:place], *lines, *body[place:]]
+
+
+@lru_cache(maxsize=4096)
+def _modules_in(code: str) -> frozenset[str]:
+    """The allowed modules that a function's code names and does not assign itself."""
+    names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
+    return frozenset(n.id for n in names) & MODULES - {n.id for n in names if isinstance(n.ctx, ast.Store)}
 
 
 @lru_cache(maxsize=4096)

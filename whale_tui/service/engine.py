@@ -283,7 +283,7 @@ def _forecast(run: Run, trained_parameters: int, dtype: str) -> None:
     state, config = run.state, run.config
     left = max(0, (state.settings.budget_episodes if state.settings else 0) - state.budget_used)
     phases = config.run.cycles or 20
-    served = 4 if "float32" in (config.vllm.dtype if config.rollout.engine == "vllm" else dtype) else 2
+    served = 4 if (config.vllm.dtype if config.rollout.engine == "vllm" else dtype) == "float32" else 2
     version = retention.version_bytes(config, trained_parameters, served)
     need = retention.forecast_bytes(*version, config.retention.keep_versions, phases, left)
     free = run.rundir.free_bytes()

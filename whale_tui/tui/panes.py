@@ -223,15 +223,13 @@ class Status(Widget):
         elif a.done:
             parts.append((f"  {a.done:,} {plain(a.unit, 20)}", look("muted")))
         clock = time.strftime("%H:%M:%S", time.localtime(a.since))  # a duration would have to tick
-        for there, text, role in (
-            (a.accepted, f"{a.accepted} accepted", "good"),
-            (a.tokens_per_second, f"{a.tokens_per_second:,.0f} tokens/s", "muted"),
-            (a.detail, plain(a.detail, 120), "muted"),
-            (a.since, f"since {clock}", "muted"),
+        for there, text, role, least in (
+            (a.accepted, f"{a.accepted} accepted", "good", room),
+            (a.tokens_per_second, f"{a.tokens_per_second:,.0f} tokens/s", "muted", room),
+            (a.detail, plain(a.detail, 120), "muted", 21),  # words may be cut
+            (a.since, f"since {clock}", "muted", room),
         ):
-            left = room - line(*parts).cell_length
-            fits = len(text) + 3 <= left or (text == a.detail and left > 20)  # words may be cut, figures not
-            if there and fits:
+            if there and min(len(text) + 3, least) <= room - line(*parts).cell_length:
                 parts.append((f" {g.dot} {text}", look(role)))
         return parts
 
