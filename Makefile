@@ -43,7 +43,7 @@ $(VLLM_STAMP): Makefile
 	@touch $(VLLM_STAMP)
 	@echo "==> $(VLLM)/bin/python has vLLM"
 
-test-vllm: setup vllm-env  ## the tests against the real server: some minutes on two cores
+test-vllm: setup vllm-env  ## the tests against the real server: half an hour on two cores, most of it starts of servers
 	$(BIN)/python -m pytest $(sort $(wildcard tests/vllm/real_*.py))
 
 lint: setup
