@@ -69,7 +69,7 @@ def resident_mb(pid: int) -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-async def main() -> None:
+def main() -> None:
     options = argparse.ArgumentParser(description="Overhead of sealed workers.")
     options.add_argument("--workers", type=int, default=20)
     options.add_argument("--episodes", type=int, default=1000)
@@ -79,6 +79,10 @@ async def main() -> None:
     if not sealable:
         raise SystemExit(f"nothing to measure: {how}")
     print(f"{how}; {os.cpu_count()} cores\n")
+    asyncio.run(table(given))
+
+
+async def table(given: argparse.Namespace) -> None:
     one, many = await best(lambda: start_many(1)), await best(lambda: start_many(given.workers))
     worker = await SealedWorker.start(HARNESS, Limits())
     idle = resident_mb(worker.pid)
@@ -98,4 +102,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

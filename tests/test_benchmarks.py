@@ -1,12 +1,17 @@
-"""The benchmark of a GPU, run through on a CPU: on a GPU box it has to work at once."""
+"""The benchmark of a GPU, run through on a CPU: on a GPU box it has to work at once; what `make bench` runs."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import benchmarks
 
 TINY = ("--device", "cpu", "--tiny", "--episodes", "16", "--prompt", "32", "--tokens", "8")
 
@@ -34,3 +39,9 @@ def test_without_a_gpu_it_says_so() -> None:
         pytest.skip("there is a GPU")
     done = gpu()
     assert done.returncode == 1 and "torch sees no CUDA device here" in done.stderr
+
+
+@pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(benchmarks.__path__) if m.name[0] != "_"])
+def test_every_benchmark_has_a_main_that_can_be_called(name: str) -> None:
+    main = importlib.import_module(f"benchmarks.{name}").main
+    assert not inspect.iscoroutinefunction(main) and not inspect.signature(main).parameters
