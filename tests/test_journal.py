@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
@@ -372,6 +372,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @limits(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1), length=st.sampled_from([1, 40, 4096, 20_000]), filler=st.sampled_from([0, 255, 65]))
+@example(place=0.564453125, length=4096, filler=0)
 def test_overwritten_bytes_anywhere_end_in_an_error_or_a_whole_journal(
     tmp_path_factory: pytest.TempPathFactory, whole: RunDir, place: float, length: int, filler: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -45,8 +46,9 @@ def run_until(folder: Path, sample: str, enough: Callable[[RunState], bool], *ch
         return enough(state) or state.status == "finished"
 
     wait_for(reached, 500, f"enough of {sample}")
-    if state_of(run).status != "finished":
-        command(run, "stop")
+    with contextlib.suppress(ConnectionError):  # it may end by itself meanwhile
+        if state_of(run).status != "finished":
+            command(run, "stop")
     wait_for(lambda: not run.is_locked(), 60, "the stop")
     return run, state_of(run)
 

@@ -182,7 +182,7 @@ class Journal:
             if self.empty:
                 return
             row = self.db.execute("SELECT chain FROM events WHERE seq = ?", (after,)).fetchone()
-            chain = row[0] if row else 0
+            chain = row[0] if row and isinstance(row[0], int) else 0  # a damaged page may show an event 0
             for seq, body, expected in self.db.execute(
                 "SELECT seq, body, chain FROM events WHERE seq > ? ORDER BY seq", (after,)
             ):
