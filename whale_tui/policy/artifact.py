@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from whale_tui.policy.files import TensorFiles
 from whale_tui.policy.protocol import PolicyFailure
 from whale_tui.rundir import sha256_file
 
@@ -62,26 +63,20 @@ def is_full(folder: Path) -> bool:
 
 def each_weight(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a folder's safetensors files, by name, read one after the other."""
-    of = _files_by_tensor(folder)
-    for name in sorted(of):
-        yield name, of[name].get_tensor(name)
+    files = TensorFiles(folder)
+    for name in files:
+        yield name, files.tensor(name)
 
 
 def changed_share(folder: Path, before: Path, dtype: torch.dtype) -> float:
     """Share of a full version's numbers that are others in `before` (a version or the base), both as served."""
-    of = _files_by_tensor(before)
+    others = TensorFiles(before)
     changed = total = 0
     for name, tensor in each_weight(folder):
-        if name in of:
-            changed += int((of[name].get_tensor(name).to(dtype) != tensor).sum())
+        if name in others:
+            changed += int((others.tensor(name).to(dtype) != tensor).sum())
             total += tensor.numel()
     return changed / total if total else 0.0
-
-
-def _files_by_tensor(folder: Path) -> dict[str, Any]:
-    """Which of a folder's safetensors files, opened, holds each tensor."""
-    files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def hash_base(folder: Path) -> str:

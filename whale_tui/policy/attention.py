@@ -55,3 +55,8 @@ def merge(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> Tensor:
     """What attention over both parts' keys together gives: outputs [..., d], log-sum-exps [...]."""
     share = torch.sigmoid(a_lse - b_lse)[..., None]
     return (b + (a - b) * share).to(a.dtype)
+
+
+def by_head(x: Tensor) -> Tensor:
+    """[n, heads, d] -> [1, heads, n, d]."""
+    return x.transpose(0, 1)[None]

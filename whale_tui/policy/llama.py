@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
+
+from whale_tui.policy.files import TensorFiles
+from whale_tui.policy.rotary import frequencies, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [n, kv heads, queries per kv head, d], keys [n, kv heads, d], values like keys) -> [n, heads * d].
@@ -66,7 +68,7 @@ class Llama:
         self.intermediate = config["intermediate_size"]
         self.eps = config.get("rms_norm_eps", 1e-6)
         self.depth = config["num_hidden_layers"]
-        self._files = _Files(folder)
+        self._files = TensorFiles(folder)
         self.embedding = self._base("model.embed_tokens.weight").to(device, dtype)
         self.vocabulary = self.embedding.shape[0]
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in self._files
@@ -77,11 +79,10 @@ class Llama:
         if merges:
             self._keep_base()
         self.layers = [self._layer(i) for i in range(self.depth)]
-        self._frequencies, self._rope_scale = _rope(config, folder, self.head_dim)
+        self._frequencies, self._rope_scale = frequencies(config, folder, self.head_dim)
         self._rope_table(1024)
-        self.parameters = sum(
-            self._files.sizes[name] for name in self._files.sizes if not (tied and name == "lm_head.weight")
-        )
+        counted = [name for name in self._files if not (tied and name == "lm_head.weight")]
+        self.parameters = sum(map(self._files.size, counted))
 
     # -------------------------------------------------------------------------------------------------------- weights
 
@@ -114,7 +115,7 @@ class Llama:
     @torch.no_grad()
     def replace(self, folder: Path) -> None:
         """Take every weight from the files of another folder of the same model."""
-        files = _Files(folder)
+        files = TensorFiles(folder)
         for name, weight in self.weights().items():
             weight.copy_(files.tensor(name))
 
@@ -206,7 +207,7 @@ class Llama:
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = qk[:, : self.heads].float(), qk[:, self.heads :].float()
                 qk = torch.cat([self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)], 1)
-            qk = _rotate(qk.float(), cos, sin).to(self.dtype)
+            qk = rotate(qk.float(), cos, sin).to(self.dtype)
             q = qk[:, : self.heads].view(n, self.kv_heads, per, self.head_dim)
             k = qk[:, self.heads :]
             v = qkv[:, q_size + kv_size :].view(n, self.kv_heads, self.head_dim)
@@ -262,48 +263,8 @@ class Llama:
         self._sin = (angles.sin() * self._rope_scale).to(self.device)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    turned = torch.empty_like(x)
-    torch.mul(first, cos, out=turned[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=turned[..., half:]).addcmul_(first, sin)
-    return turned
-
-
-def _rope(config: dict, folder: Path, head_dim: int) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] and the attention scale; scaled kinds as transformers computes them."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind == "default":
-        theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
-        return 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim), 1.0
-    from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](AutoConfig.from_pretrained(folder), torch.device("cpu"))
-    return frequencies.float(), float(scale)
-
-
 def memory_bytes(device: torch.device) -> int:
     """Memory of the machine, or what is free of the GPU's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-class _Files:
-    """All tensors of a folder's safetensors files by name, read where they are asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._open = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-        self._by_name = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118
-        self.sizes = {
-            name: int(torch.tensor(file.get_slice(name).get_shape()).prod()) for name, file in self._by_name.items()
-        }
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._by_name
-
-    def tensor(self, name: str) -> Tensor:
-        return self._by_name[name].get_tensor(name)
