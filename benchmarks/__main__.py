@@ -22,7 +22,7 @@ VLLM = Path(__file__).parent.parent / ".venv-vllm" / "bin" / "python"
 BRIEF = {
     "sampling": ["samples", "distinct", "--prompts", "8", "--peer-batch", "64"],
     "training": ["--tasks", "6", "--check"],
-    "steps": ["--tasks", "16", "--steps", "1", "--iterations", "2", "--set", "domain.options.harness=32"],
+    "steps": ["--tasks", "16", "--steps", "2", "--iterations", "2", "--set", "domain.options.harness=32"],
 }
 
 

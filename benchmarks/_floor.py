@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -66,16 +66,25 @@ def of_update(batches: Sequence[Sequence[TrainSample]], size: Size) -> float:
     return 4.0 * sum(size.body * len(pack.ids) + size.head * len(set(pack.nodes)) for pack in packs)
 
 
-def of_run(journal: Journal, options: Weight, size: Size) -> Iterator[tuple[r.AnyEvent, float]]:
-    """Every event of a run with the operations that came to it."""
-    sampled: list[Episode] = []
-    for event in list(journal.events()):
-        name = getattr(event, "segment", "") or getattr(getattr(event, "score", None), "segment", "")
-        if name:
-            sampled = journal.segment(name)
-            yield event, of_episodes(sampled, size)
-        elif isinstance(event, r.StepFinished) and event.trained:
-            kept = accepted_set(sampled, sampled[0].policy_hash, options)
-            yield event, of_update(minibatches(kept, options.minibatch, ""), size)
-        else:
-            yield event, 0.0
+class Work:
+    """Operations that came to a run's events, asked in their order."""
+
+    def __init__(self, journal: Journal, options: Weight, size: Size) -> None:
+        self._journal, self._options, self._size = journal, options, size
+        self._step: list[Episode] = []
+
+    def of(self, events: Iterable[r.AnyEvent]) -> float:
+        """Of these together: candidates evaluated in one batch share what their prompts share."""
+        episodes: list[Episode] = []
+        updates = 0.0
+        for event in events:
+            name = getattr(event, "segment", "") or getattr(getattr(event, "score", None), "segment", "")
+            if name:
+                found = self._journal.segment(name)
+                episodes += found
+                if isinstance(event, r.StepSampled):
+                    self._step = found
+            elif isinstance(event, r.StepFinished) and event.trained:
+                kept = accepted_set(self._step, self._step[0].policy_hash, self._options)
+                updates += of_update(minibatches(kept, self._options.minibatch, ""), self._size)
+        return of_episodes(episodes, self._size) + updates

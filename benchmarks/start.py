@@ -101,12 +101,13 @@ def show(run: RunDir, seen: dict[str, float], started: float) -> None:
     flops, size = _floor.flops(), _floor.size_of(resolve(EMBEDDED))
     journal, work, scores = Journal(run.journal, read_only=True), 0.0, ""
     print(f"{flops / 1e9:.0f} GFLOPS; seconds, and of these at least")
-    done = list(_floor.of_run(journal, load(run.config).config.weight, size))
-    for number, (event, more) in enumerate(done):
-        work += more
+    of = _floor.Work(journal, load(run.config).config.weight, size)
+    done = list(journal.events())
+    for number, event in enumerate(done):
+        work += of.of([event])
         if isinstance(event, r.CandidateScored):
             scores += f" {event.harness} {best_of(event):.1%}"
-        if number + 1 < len(done) and done[number + 1][0].at == event.at:
+        if number + 1 < len(done) and done[number + 1].at == event.at:
             continue  # of one commit
         for stage, (what, _) in STAGES.items():
             if stage in seen and abs(event.at - started - seen[stage]) < 1e-6:

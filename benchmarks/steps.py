@@ -5,7 +5,9 @@
 The quickstart's engine runs here, in this process, with a policy worker and sealed harnesses as ever, from a harness
 that the model does something with. Every call of the policy, tool and verifier is timed. What is left of an action's
 time is the engine's own: episodes' bookkeeping, sealed workers, tokenizing, the journal, and the rules that write
-candidates.
+candidates. The first step's training includes loading the trainer. With `--set 'domain.harness=""'
+'run.first_phase="harness"'` the search comes first, from the base harness, for which the rules know three changes each
+time.
 """
 
 from __future__ import annotations
@@ -14,20 +16,21 @@ import argparse
 import asyncio
 import inspect
 import logging
-import math
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from benchmarks import _floor
 from whale_tui import records as r
 from whale_tui.config import load
-from whale_tui.journal import Journal
+from whale_tui.journal import Journal, Segment
 from whale_tui.loop import rollouts
 from whale_tui.loop.run import Run
 from whale_tui.policy.client import TransformersEngine
@@ -78,25 +81,46 @@ class Clock:
         return timed
 
 
-def watch(clock: Clock) -> list[tuple[str, float, dict[str, float]]]:
-    """Time the engine's calls from here on. Returns a list that fills with each action: its name, seconds, and seconds
-    by kind.
-    """
-    actions: list[tuple[str, float, dict[str, float]]] = []
-    call, perform = TransformersEngine._call, Run._perform
+class Done(Struct):
+    """An action of the engine: seconds, of these by kind, and how many events the journal held after it."""
+
+    name: str
+    seconds: float
+    spent: dict[str, float]
+    events: int
+    floor: float = 0.0
+
+    @property
+    def is_of_step(self) -> bool:
+        return self.name in ("SampleStep", "TrainStep")
+
+
+def watch(clock: Clock) -> list[Done]:
+    """Time the engine's calls from here on. Returns a list that fills with its actions."""
+    actions: list[Done] = []
+    call, perform, record = TransformersEngine._call, Run._perform, Run.record
+    events = 0
 
     async def timed_call(self: TransformersEngine, ask: Any) -> Any:
         with clock.within(KINDS.get(ask.__struct_config__.tag, "publishing")):
             return await call(self, ask)
 
+    def counted_record(self: Run, *made: r.AnyEvent, segments: Sequence[Segment] = ()) -> None:
+        nonlocal events
+        events += len(made)
+        record(self, *made, segments=segments)
+
     async def timed_perform(self: Run, action: Any) -> None:
         before, started = dict(clock.spent), time.perf_counter()
         await perform(self, action)
         spent = {kind: seconds - before.get(kind, 0.0) for kind, seconds in clock.spent.items()}
-        actions.append((type(action).__name__, time.perf_counter() - started, spent))
+        name, harnesses = type(action).__name__, getattr(action, "harnesses", ())
+        name += f" {len(harnesses)}" if harnesses else ""
+        actions.append(Done(name, time.perf_counter() - started, spent, events))
 
     TransformersEngine._call = timed_call  # type: ignore[method-assign]
     Run._perform = timed_perform  # type: ignore[method-assign]
+    Run.record = counted_record  # type: ignore[method-assign]
     rollouts.use_tool = clock.around("tools", rollouts.use_tool)  # type: ignore[assignment]
     rollouts.judge = clock.around("verifying", rollouts.judge)  # type: ignore[assignment]
     return actions
@@ -109,17 +133,16 @@ def show(name: str, seconds: float, floor: float, spent: dict[str, float]) -> No
     print(f"{name:20}{cells} {own / seconds:10.1%}")
 
 
-def floors(run: RunDir) -> dict[str, float]:
-    """Seconds of matrix products that the run's weight phase and its harness phase can't do without."""
+def set_floors(actions: Sequence[Done], run: RunDir) -> None:
+    """Seconds of matrix products that each action can't do without."""
     flops, size = _floor.flops(), _floor.size_of(resolve(EMBEDDED))
-    found = {"step": 0.0, "iteration": 0.0}
     journal = Journal(run.journal, read_only=True)
-    for event, work in _floor.of_run(journal, load(run.config).config.weight, size):
-        kind = "step" if isinstance(event, r.StepSampled | r.StepFinished) else "iteration"
-        found[kind] += work / flops
+    work, events, seen = _floor.Work(journal, load(run.config).config.weight, size), list(journal.events()), 0
+    for action in actions:
+        action.floor = work.of(events[seen : action.events]) / flops
+        seen = action.events
     journal.close()
     print(f"{flops / 1e9:.0f} GFLOPS")
-    return found
 
 
 def main() -> None:
@@ -143,20 +166,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = launch.prepare(CONFIG, changes, into=Path(folder))
         asyncio.run(engine._serve(run))
-        least = floors(run)
+        set_floors(actions, run)
     columns = ["seconds", "floor", "sampling", "training", "publishing", "tools", "verifying", "own", "share"]
     print(f"{'action':20} " + " ".join(f"{column:>10}" for column in columns))
-    whole: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
-    for name, seconds, spent in actions:
-        whole["step" if name in ("SampleStep", "TrainStep") else "iteration"].append((seconds, spent))
-        if seconds > 0.005:
-            show(name, seconds, math.nan, spent)
+    for action in actions:
+        if action.seconds > 0.005:
+            show(action.name, action.seconds, action.floor, action.spent)
     for what, count in (("step", options.steps), ("iteration", options.iterations)):
+        of = [action for action in actions if action.is_of_step == (what == "step")]
         kinds: dict[str, float] = defaultdict(float)
-        for _, spent in whole[what]:
-            for kind, value in spent.items():
+        for action in of:
+            for kind, value in action.spent.items():
                 kinds[kind] += value / count
-        show(f"a {what}, of {count}", sum(s for s, _ in whole[what]) / count, least[what] / count, kinds)
+        show(f"a {what}, of {count}", sum(a.seconds for a in of) / count, sum(a.floor for a in of) / count, kinds)
 
 
 if __name__ == "__main__":
